@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What Crab's parts say to each other, and where they find each other.
+//!
+//! ```text
+//! shim --Tracer-->  crabd     /run/crab/crabd.sock
+//! crab --Tracer-->  crabd
+//! crab --Sandbox--> shim      address in /run/crab/sandboxes/<ns>/<id>/address
+//! ```
+//!
+//! The protocol is in `proto/`; this crate holds its generated bindings
+//! ([`tracer`], [`sandbox`]), the paths ([`paths`]) and the client side of a
+//! connection ([`connect`]). It knows no other crate of the project.
+
+mod connect;
+pub mod paths;
+
+pub use connect::{ConnectError, connect};
+pub use protobuf;
+pub use ttrpc;
+
+/// Messages of the service that crabd serves.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod tracer {
+    include!(concat!(env!("OUT_DIR"), "/tracer.rs"));
+}
+
+/// Client and server of the service that crabd serves.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod tracer_ttrpc {
+    include!(concat!(env!("OUT_DIR"), "/tracer_ttrpc.rs"));
+}
+
+/// Messages of the service that each shim serves.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod sandbox {
+    include!(concat!(env!("OUT_DIR"), "/sandbox.rs"));
+}
+
+/// Client and server of the service that each shim serves.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod sandbox_ttrpc {
+    include!(concat!(env!("OUT_DIR"), "/sandbox_ttrpc.rs"));
+}
