@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The settings and their defaults.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer, de};
+
+/// Everything that can be configured.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where checkpoints are kept.
+    #[serde(deserialize_with = "absolute")]
+    pub store: PathBuf,
+    /// Where sockets and what lives only until the next boot are kept.
+    #[serde(deserialize_with = "absolute")]
+    pub run_dir: PathBuf,
+    /// The crabd that a shim starts; see [`Config::crabd_binary`].
+    #[serde(deserialize_with = "some_absolute")]
+    pub crabd: Option<PathBuf>,
+    /// How much is logged.
+    pub log_level: LogLevel,
+    /// The OCI runtime and CRIU.
+    pub runtime: Runtime,
+    /// When and how checkpoints are taken.
+    pub checkpoints: Checkpoints,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            store: "/var/lib/crab".into(),
+            run_dir: "/run/crab".into(),
+            crabd: None,
+            log_level: LogLevel::Info,
+            runtime: Runtime::default(),
+            checkpoints: Checkpoints::default(),
+        }
+    }
+}
+
+/// The OCI runtime and CRIU.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    /// The OCI runtime: a name to be found on PATH, or an absolute path.
+    #[serde(deserialize_with = "command")]
+    pub binary: PathBuf,
+    /// CRIU; the runtime's own choice (PATH) if nothing is said.
+    #[serde(deserialize_with = "some_absolute")]
+    pub criu: Option<PathBuf>,
+    /// For how long a sandbox's freeze may take until it is given up.
+    #[serde(deserialize_with = "freeze_timeout")]
+    pub freeze_timeout_ms: u64,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self {
+            binary: "runc".into(),
+            criu: None,
+            freeze_timeout_ms: 2000,
+        }
+    }
+}
+
+impl Runtime {
+    /// `freeze_timeout_ms` as a duration.
+    pub fn freeze_timeout(&self) -> Duration {
+        Duration::from_millis(self.freeze_timeout_ms)
+    }
+}
+
+/// When and how checkpoints are taken.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoints {
+    /// Whether each turn gets a checkpoint. If not, sandboxes run as under any
+    /// other runtime.
+    pub enabled: bool,
+    /// For how long a capture may hold back the next turn.
+    #[serde(deserialize_with = "max_gate")]
+    pub max_gate_ms: u64,
+    /// Where a process image is before it is in the store; see
+    /// [`Config::staging_dir`].
+    #[serde(deserialize_with = "some_absolute")]
+    pub staging_dir: Option<PathBuf>,
+    /// How much of it may be used, in bytes.
+    #[serde(deserialize_with = "staging_bytes")]
+    pub staging_bytes: u64,
+}
+
+impl Default for Checkpoints {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            max_gate_ms: 2000,
+            staging_dir: None,
+            staging_bytes: 2 << 30,
+        }
+    }
+}
+
+impl Checkpoints {
+    /// `max_gate_ms` as a duration.
+    pub fn max_gate(&self) -> Duration {
+        Duration::from_millis(self.max_gate_ms)
+    }
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What went wrong.
+    Error,
+    /// And what is not as it should be.
+    Warn,
+    /// And what happens to sandboxes.
+    Info,
+    /// And why.
+    Debug,
+    /// And each step.
+    Trace,
+}
+
+impl LogLevel {
+    /// The word that stands in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+impl Config {
+    /// Where a process image is before it is in the store: in memory, unless
+    /// configured otherwise, because the sandbox is frozen while it is written.
+    pub fn staging_dir(&self) -> PathBuf {
+        let configured = self.checkpoints.staging_dir.clone();
+        configured.unwrap_or_else(|| self.run_dir.join("staging"))
+    }
+
+    /// The crabd to start: the configured one, else the one beside the running
+    /// binary, else the one on PATH.
+    pub fn crabd_binary(&self) -> Option<PathBuf> {
+        let beside = env::current_exe().ok();
+        let path = env::var_os("PATH").unwrap_or_default();
+        self.crabd_beside(beside.as_deref(), env::split_paths(&path))
+    }
+
+    fn crabd_beside(
+        &self,
+        exe: Option<&Path>,
+        path: impl Iterator<Item = PathBuf>,
+    ) -> Option<PathBuf> {
+        if self.crabd.is_some() {
+            return self.crabd.clone();
+        }
+        let beside = exe.and_then(Path::parent).map(Path::to_owned);
+        // A relative PATH entry would be looked up in whatever directory
+        // containerd gave the shim.
+        let path = path.filter(|dir| dir.is_absolute());
+        let mut found = beside.into_iter().chain(path).map(|dir| dir.join("crabd"));
+        found.find(|crabd| crabd.is_file())
+    }
+}
+
+fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(de::Error::custom("it must be an absolute path"))
+    }
+}
+
+fn some_absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    absolute(deserializer).map(Some)
+}
+
+fn command<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    let is_name = path.components().count() == 1 && path.file_name().is_some();
+    if is_name || path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(de::Error::custom(
+            "it must be the name of a command or an absolute path",
+        ))
+    }
+}
+
+fn within<'de, D: Deserializer<'de>>(deserializer: D, min: u64, max: u64) -> Result<u64, D::Error> {
+    let value = u64::deserialize(deserializer)?;
+    if (min..=max).contains(&value) {
+        Ok(value)
+    } else {
+        Err(de::Error::custom(format!(
+            "it must be between {min} and {max}"
+        )))
+    }
+}
+
+fn freeze_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    within(deserializer, 10, 60_000)
+}
+
+fn max_gate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    within(deserializer, 0, 600_000)
+}
+
+fn staging_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    within(deserializer, 16 << 20, i64::MAX as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn crabd_is_found_beside_the_shim_before_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (beside, path) = (dir.path().join("a"), dir.path().join("b"));
+        for dir in [&beside, &path] {
+            fs::create_dir(dir).unwrap();
+        }
+        let exe = beside.join("containerd-shim-crab-v1");
+        let find = |config: &Config| {
+            let path = ["rel".into(), path.clone()].into_iter();
+            config.crabd_beside(Some(&exe), path)
+        };
+        let mut config = Config::default();
+        assert_eq!(find(&config), None);
+        fs::write(path.join("crabd"), "").unwrap();
+        assert_eq!(find(&config), Some(path.join("crabd")));
+        fs::write(beside.join("crabd"), "").unwrap();
+        assert_eq!(find(&config), Some(beside.join("crabd")));
+        config.crabd = Some("/opt/crabd".into());
+        assert_eq!(find(&config), Some("/opt/crabd".into()));
+    }
+
+    #[test]
+    fn staging_follows_the_run_directory() {
+        let mut config = Config::default();
+        assert_eq!(config.staging_dir(), Path::new("/run/crab/staging"));
+        config.run_dir = "/run/other".into();
+        assert_eq!(config.staging_dir(), Path::new("/run/other/staging"));
+        config.checkpoints.staging_dir = Some("/fast".into());
+        assert_eq!(config.staging_dir(), Path::new("/fast"));
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Files that are there whole or not at all, also after a crash.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, ErrorKind, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::error::FileError;
+
+/// The end of the name of a file that is being written.
+const TEMPORARY: &str = ".tmp";
+
+/// Creates a file of our own that must not exist yet.
+pub(crate) fn create_new(path: &Path) -> Result<File, FileError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(FileError::of("create", path))
+}
+
+/// Makes a directory and its missing parents, for root alone.
+pub(crate) fn create_dir(path: &Path) -> Result<(), FileError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(FileError::of("create", path))
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_dir(path: &Path) -> Result<(), FileError> {
+    File::open(path)
+        .and_then(|dir| dir.sync_all())
+        .map_err(FileError::of("sync", path))
+}
+
+/// Removes a file; that it is not there is no error.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(FileError::of("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Puts a file in place of whatever is at `path`: temporary file, fsync,
+/// rename, fsync of the directory. When this fails, the old file is still
+/// there, or, if only the last step failed, either of the two.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    // No two processes or threads share a temporary file, or one of them might
+    // publish what the other has not written yet.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.{number}{TEMPORARY}", std::process::id()));
+    let temporary = PathBuf::from(name);
+    // One that a killed process with the same pid left.
+    remove(&temporary)?;
+    let written = create_new(&temporary).and_then(|mut file| {
+        file.write_all(bytes)
+            .map_err(FileError::of("write", &temporary))?;
+        file.sync_all().map_err(FileError::of("sync", &temporary))?;
+        fs::rename(&temporary, path).map_err(FileError::of("publish", path))
+    });
+    if let Err(error) = written {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    sync_dir(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Removes what killed writers left of [`replace`] in a directory.
+pub(crate) fn remove_temporaries(dir: &Path) -> Result<(), FileError> {
+    for name in names(dir)? {
+        if name.ends_with(TEMPORARY) {
+            remove(&dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// The UTF-8 names in a directory (we make no others), sorted; none if it does
+/// not exist.
+pub(crate) fn names(dir: &Path) -> Result<Vec<String>, FileError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(FileError::of("list", dir))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(FileError::of("list", dir))?;
+        names.extend(entry.file_name().into_string().ok());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// A whole file, or nothing if it does not exist. Over `limit` is an error.
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(FileError::of("open", path))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(limit + 1)
+        .read_to_end(&mut bytes)
+        .map_err(FileError::of("read", path))?;
+    if bytes.len() as u64 > limit {
+        let error = io::Error::from(ErrorKind::FileTooLarge);
+        return Err(FileError::of("read", path)(error));
+    }
+    Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_is_private_and_leaves_nothing_beside_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        fs::write(dir.path().join("a.1.0.tmp"), "left by a killed writer").unwrap();
+        replace(&path, b"one").unwrap();
+        replace(&path, b"two").unwrap();
+        assert_eq!(read(&path, 3).unwrap().unwrap(), b"two");
+        assert!(read(&path, 2).is_err());
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        remove_temporaries(dir.path()).unwrap();
+        assert_eq!(names(dir.path()).unwrap(), ["a"]);
+    }
+}

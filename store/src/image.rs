@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The two halves of a checkpoint.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    digest::Digest,
+    id::TurnId,
+    tree::{Segment, segments_fit},
+};
+
+/// The files of a sandbox at the end of a turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileImage {
+    /// The turn at whose end it was taken.
+    pub turn: TurnId,
+    /// The tree of the overlay's upper directory.
+    pub upper: Digest,
+    /// The trees of the tmpfs mounts.
+    #[serde(default)]
+    pub tmpfs: Vec<TmpfsTree>,
+}
+
+/// The files of one tmpfs mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TmpfsTree {
+    /// Where it is mounted in the container.
+    #[serde(with = "crate::text")]
+    pub mount: Vec<u8>,
+    /// Its tree.
+    pub tree: Digest,
+}
+
+/// The processes of a sandbox at the end of a turn, as CRIU dumped them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessImage {
+    /// The turn at whose end it was taken.
+    pub turn: TurnId,
+    /// The files of CRIU's image directory.
+    pub files: Vec<ImageFile>,
+    /// Which of them hold tmpfs mounts.
+    pub tmpfs_images: Vec<TmpfsImage>,
+    /// The processes in it.
+    pub processes: Vec<ProcessEntry>,
+    /// The boot of the kernel that it was taken under.
+    pub boot_id: String,
+    /// The CRIU that took it.
+    pub criu_version: String,
+    /// The OCI runtime that drove it.
+    pub runtime: String,
+    /// What else a restore has to know (stdio pipes, namespaces, ...).
+    pub extra: BTreeMap<String, String>,
+}
+
+/// One file of a CRIU image directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// Its name: one path component.
+    pub name: String,
+    /// Its length.
+    pub size: u64,
+    /// Its bytes; what no segment covers is a hole.
+    pub content: Vec<Segment>,
+}
+
+/// The image file that holds a tmpfs mount's content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TmpfsImage {
+    /// Where it is mounted in the container.
+    pub mount: Vec<u8>,
+    /// The name of the image file.
+    pub image: String,
+}
+
+/// A process of an image, for people to read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessEntry {
+    /// Its pid in the container's own pid namespace.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// Its command line (see [`crate::command_line`]).
+    pub cmdline: String,
+}
+
+impl ProcessImage {
+    /// What is wrong with it: a file name that would leave the image
+    /// directory, or segments that do not fit.
+    pub(crate) fn fault(&self) -> Option<String> {
+        self.files.iter().find_map(|file| {
+            let name = &file.name;
+            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
+                Some(format!("{name:?} is no name of an image file"))
+            } else if !segments_fit(&file.content, file.size) {
+                Some(format!("segments of {name} overlap or exceed its size"))
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Every segment of every file.
+    pub fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.files.iter().flat_map(|file| &file.content)
+    }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What the journal says: one record for the end of each turn, and one for
+//! each thing that happened to the sandbox's history.
+//!
+//! Records are JSON with named fields. A field may be added if it has a
+//! default; one is never given another meaning. A reader meets the kinds that
+//! it does not know as [`JournalRecord::Unknown`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::{class::Class, id::TurnId, text::clip};
+
+/// Longest command line kept, in bytes.
+pub const MAX_COMMAND: usize = 4096;
+/// Most changed paths kept in a turn's record.
+pub const MAX_CHANGED: usize = 64;
+/// Longest of these paths, in bytes.
+pub const MAX_CHANGED_PATH: usize = 512;
+/// Longest reason kept, in bytes.
+pub const MAX_REASON: usize = 1024;
+
+/// One record of a sandbox's journal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "kebab-case")]
+pub enum JournalRecord {
+    /// A turn is over.
+    Turn(TurnRecord),
+    /// The live sandbox was brought back.
+    Rollback(RollbackRecord),
+    /// The sandbox was started again from a checkpoint, after its task had gone.
+    Restore(RollbackRecord),
+    /// A checkpoint that somebody asked for.
+    Checkpoint(CheckpointRecord),
+    /// The checkpoint of a turn could not be taken or published.
+    CaptureFailed(CaptureFailed),
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl JournalRecord {
+    /// The turn whose end it records, or during which it happened.
+    pub fn turn(&self) -> Option<TurnId> {
+        match self {
+            Self::Turn(record) => Some(record.turn),
+            Self::Rollback(record) | Self::Restore(record) => Some(record.from),
+            Self::Checkpoint(record) => Some(record.turn),
+            Self::CaptureFailed(record) => Some(record.turn),
+            Self::Unknown => None,
+        }
+    }
+
+    /// The same record with every text within its limit: what comes from
+    /// inside a container has any size.
+    pub fn bounded(mut self) -> Self {
+        let clip_in = |text: &mut String, max| {
+            if text.len() > max {
+                *text = clip(text, max);
+            }
+        };
+        let clip_reason = |reason: &mut Option<String>| {
+            if let Some(text) = reason {
+                clip_in(text, MAX_REASON);
+            }
+        };
+        match &mut self {
+            Self::Turn(record) => {
+                clip_in(&mut record.command, MAX_COMMAND);
+                clip_in(&mut record.reason, MAX_REASON);
+                clip_reason(&mut record.unobserved);
+                clip_reason(&mut record.degraded);
+                record.changed.truncate(MAX_CHANGED);
+                for changed in &mut record.changed {
+                    clip_in(&mut changed.path, MAX_CHANGED_PATH);
+                }
+            }
+            Self::Checkpoint(record) => {
+                clip_in(&mut record.reason, MAX_REASON);
+                clip_reason(&mut record.degraded);
+            }
+            Self::CaptureFailed(record) => clip_in(&mut record.reason, MAX_REASON),
+            Self::Rollback(_) | Self::Restore(_) | Self::Unknown => {}
+        }
+        self
+    }
+}
+
+/// What opened a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trigger {
+    /// The container's start: turn 0.
+    Start,
+    /// An exec.
+    Exec,
+    /// Bytes to an attached stdin.
+    Stdin,
+    /// Somebody asked for a checkpoint.
+    Manual,
+    /// One that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl Trigger {
+    /// The word that users see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Exec => "exec",
+            Self::Stdin => "stdin",
+            Self::Manual => "manual",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// The end of one turn.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnRecord {
+    /// Its number.
+    pub turn: TurnId,
+    /// What opened it.
+    pub trigger: Trigger,
+    /// The command of its first exec, see [`command_line`].
+    pub command: String,
+    /// When it was opened, in milliseconds since the Unix epoch.
+    pub began_ms: u64,
+    /// When it was over.
+    pub ended_ms: u64,
+    /// The exit status of its last foreground exec.
+    pub exit: Option<i32>,
+    /// What it needs.
+    pub class: Class,
+    /// Why this class, in one line.
+    pub reason: String,
+    /// Why the kernel's counters could not be used; nothing if they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unobserved: Option<String>,
+    /// The checkpoint that holds this turn's state: its own, or for class
+    /// `none` the one that was valid before. Nothing if none does.
+    pub checkpoint: Option<TurnId>,
+    /// Why the checkpoint holds less than the class asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<String>,
+    /// What it cost.
+    #[serde(default)]
+    pub cost: Cost,
+    /// How many paths were added, changed or removed.
+    #[serde(default)]
+    pub files_changed: u64,
+    /// The first of these, at most [`MAX_CHANGED`].
+    #[serde(default)]
+    pub changed: Vec<ChangedPath>,
+}
+
+/// What a turn's checkpoint cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cost {
+    /// From the turn's end to its class, in microseconds.
+    pub decide_us: u64,
+    /// The capture, until it let go of the sandbox.
+    pub capture_us: u64,
+    /// How long the sandbox was frozen.
+    pub frozen_us: u64,
+    /// For how long the gate held the next turn back.
+    pub gate_us: u64,
+    /// What the checkpoint added to the store, in bytes.
+    pub bytes_stored: u64,
+    /// What was given to the store, before dedup and compression.
+    pub bytes_raw: u64,
+}
+
+/// A path that a turn left different.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedPath {
+    /// How.
+    pub change: Change,
+    /// The path in the container, escaped (see [`crate::escape`]).
+    pub path: String,
+}
+
+/// How a path became different.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Change {
+    /// It was not there before.
+    Added,
+    /// Content or attributes are others.
+    Changed,
+    /// It is gone.
+    Removed,
+}
+
+/// A rollback or a restore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RollbackRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The newest turn at that time: history branches after it.
+    pub from: TurnId,
+    /// The turn that was asked for.
+    pub asked: TurnId,
+    /// The checkpoint that was brought back.
+    pub checkpoint: TurnId,
+    /// Whether a process image was restored, or init started anew.
+    pub processes: bool,
+    /// How long it took, in microseconds.
+    pub took_us: u64,
+}
+
+/// A checkpoint outside of any turn's end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The turn whose number it bears.
+    pub turn: TurnId,
+    /// What had changed since the newest checkpoint.
+    pub class: Class,
+    /// Why this class.
+    pub reason: String,
+    /// The checkpoint that holds the state: for class `none`, an older one.
+    pub checkpoint: Option<TurnId>,
+    /// Why it holds less than the class asks for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<String>,
+    /// What it cost.
+    #[serde(default)]
+    pub cost: Cost,
+}
+
+/// A checkpoint that could not be taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureFailed {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The turn that has no checkpoint.
+    pub turn: TurnId,
+    /// Why, in one line.
+    pub reason: String,
+}
+
+/// The words of a command as one line that a shell would take, at most
+/// [`MAX_COMMAND`] bytes of it.
+pub fn command_line<S: AsRef<str>>(args: &[S]) -> String {
+    let mut line = String::new();
+    for arg in args {
+        let arg = arg.as_ref();
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        let plain = |c: char| c.is_alphanumeric() || "%+,-./:=@_".contains(c);
+        if !arg.is_empty() && arg.chars().all(plain) {
+            line.push_str(arg);
+        } else {
+            line.push('\'');
+            line.push_str(&arg.replace('\'', "'\\''"));
+            line.push('\'');
+        }
+        if line.len() > MAX_COMMAND {
+            break;
+        }
+    }
+    clip(&line, MAX_COMMAND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_line_can_be_pasted_into_a_shell() {
+        assert_eq!(
+            command_line(&["sh", "-c", "echo 'a' > b", ""]),
+            r"sh -c 'echo '\''a'\'' > b' ''"
+        );
+        assert_eq!(command_line(&["x".repeat(10_000)]).len(), MAX_COMMAND);
+    }
+
+    #[test]
+    fn a_record_of_a_later_version_is_unknown_and_not_an_error() {
+        let record: JournalRecord =
+            serde_json::from_str(r#"{"record":"teleport","turn":3}"#).unwrap();
+        assert_eq!(record, JournalRecord::Unknown);
+        let record: JournalRecord = serde_json::from_str(
+            r#"{"record":"capture-failed","turn":3,"at_ms":1,"reason":"x","more":{"a":1}}"#,
+        )
+        .unwrap();
+        assert_eq!(record.turn(), Some(TurnId(3)));
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! One sandbox's history, for reading. Changes nothing but the restore request.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    durable,
+    envelope::Envelope,
+    error::{ReadError, WriteError},
+    id::{PackId, SandboxId, TurnId},
+    journal::{self, Journal},
+    lineage::{self, Holder},
+    manifest::Manifest,
+    reader::ObjectReader,
+    record::JournalRecord,
+};
+
+pub(crate) const MANIFEST: Envelope = Envelope {
+    magic: "crab-manifest",
+    version: 1,
+};
+const META: Envelope = Envelope {
+    magic: "crab-sandbox",
+    version: 1,
+};
+const RESTORE: Envelope = Envelope {
+    magic: "crab-restore",
+    version: 1,
+};
+
+const JOURNAL_FILE: &str = "journal";
+const MANIFESTS_DIR: &str = "manifests";
+const MANIFEST_SUFFIX: &str = ".json";
+const PACKS_DIR: &str = "packs";
+pub(crate) const PACK_SUFFIX: &str = ".pack";
+const META_FILE: &str = "meta.json";
+const RESTORE_FILE: &str = "restore";
+pub(crate) const LOCK_FILE: &str = "lock";
+
+/// Who asked containerd for the sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Client {
+    /// dockerd.
+    Docker,
+    /// A client of containerd's own API.
+    Containerd,
+}
+
+impl Client {
+    /// The word that users see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+        }
+    }
+}
+
+/// What is known of a sandbox as such.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxMeta {
+    /// Whose sandbox it is.
+    pub client: Client,
+    /// The image's name, where the shim learned it.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// The shim's bundle directory.
+    pub bundle: String,
+    /// When it was created, in milliseconds since the Unix epoch.
+    pub created_ms: u64,
+    /// What the shim knows of the root file system's snapshot.
+    #[serde(default)]
+    pub snapshot: BTreeMap<String, String>,
+}
+
+/// A wish that the sandbox's next start restores it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreRequest {
+    /// To the state at the end of this turn.
+    pub turn: TurnId,
+    /// The checkpoint that holds it.
+    pub checkpoint: TurnId,
+    /// When it was asked for, in milliseconds since the Unix epoch.
+    pub requested_ms: u64,
+}
+
+/// Checkpoints, oldest first, with the reason for each that is damaged.
+pub type Manifests = Vec<(TurnId, Result<Manifest, ReadError>)>;
+
+/// One sandbox of a store.
+#[derive(Clone, Debug)]
+pub struct SandboxStore {
+    id: SandboxId,
+    dir: PathBuf,
+}
+
+impl SandboxStore {
+    pub(crate) fn at(id: SandboxId, dir: PathBuf) -> Self {
+        Self { id, dir }
+    }
+
+    /// Whose history it is.
+    pub fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn journal_path(&self) -> PathBuf {
+        self.dir.join(JOURNAL_FILE)
+    }
+
+    pub(crate) fn manifests_dir(&self) -> PathBuf {
+        self.dir.join(MANIFESTS_DIR)
+    }
+
+    pub(crate) fn packs_dir(&self) -> PathBuf {
+        self.dir.join(PACKS_DIR)
+    }
+
+    pub(crate) fn pack_path(&self, pack: PackId) -> PathBuf {
+        self.packs_dir().join(format!("{pack}{PACK_SUFFIX}"))
+    }
+
+    pub(crate) fn manifest_path(&self, turn: TurnId) -> PathBuf {
+        // 20 digits hold any turn, so that names sort as numbers.
+        self.manifests_dir()
+            .join(format!("{:020}{MANIFEST_SUFFIX}", turn.0))
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> Result<Journal, ReadError> {
+        journal::read(&self.journal_path())
+    }
+
+    /// The turns that have a checkpoint of their own.
+    pub fn checkpoints(&self) -> Result<BTreeSet<TurnId>, ReadError> {
+        let names = durable::names(&self.manifests_dir())?;
+        let turn = |name: &String| name.strip_suffix(MANIFEST_SUFFIX)?.parse().ok();
+        Ok(names.iter().filter_map(turn).collect())
+    }
+
+    /// The checkpoint of exactly this turn; nothing if there is none.
+    pub fn manifest(&self, turn: TurnId) -> Result<Option<Manifest>, ReadError> {
+        let path = self.manifest_path(turn);
+        let manifest: Option<Manifest> = MANIFEST.load(&path)?;
+        match &manifest {
+            Some(found) if found.turn != turn || !self.id.is_or_was(&found.sandbox) => {
+                Err(ReadError::Damaged {
+                    path,
+                    why: format!("it is that of turn {} of {}", found.turn, found.sandbox),
+                })
+            }
+            _ => Ok(manifest),
+        }
+    }
+
+    /// All checkpoints, oldest first, with the reason for each that is damaged.
+    pub fn manifests(&self) -> Result<Manifests, ReadError> {
+        let turns = self.checkpoints()?;
+        let load = |turn| (turn, self.manifest(turn).transpose());
+        let found = turns.into_iter().map(load);
+        Ok(found
+            .filter_map(|(turn, manifest)| Some((turn, manifest?)))
+            .collect())
+    }
+
+    /// The newest checkpoint by number, also of a branch that was left. See
+    /// [`SandboxStore::head`] for the state that the sandbox was last in.
+    pub fn latest(&self) -> Result<Option<Manifest>, ReadError> {
+        self.newest_at_or_before(TurnId(u64::MAX))
+    }
+
+    /// The newest checkpoint by number at or before a turn, also of a branch
+    /// that was left. See [`SandboxStore::checkpoint_of`] for a turn's state.
+    pub fn newest_at_or_before(&self, turn: TurnId) -> Result<Option<Manifest>, ReadError> {
+        match self.checkpoints()?.range(..=turn).next_back() {
+            Some(turn) => self.manifest(*turn),
+            None => Ok(None),
+        }
+    }
+
+    /// The checkpoint that holds the state which the sandbox was last in, as
+    /// far as it was published: rollbacks counted.
+    pub fn head(&self) -> Result<Option<Manifest>, ReadError> {
+        match lineage::head(&self.journal()?.records, &self.checkpoints()?) {
+            Some(turn) => self.manifest(turn),
+            None => Ok(None),
+        }
+    }
+
+    /// The checkpoint that holds the state at the end of `turn`, rollbacks
+    /// counted.
+    pub fn checkpoint_of(&self, turn: TurnId) -> Result<Manifest, ReadError> {
+        let journal = self.journal()?;
+        let published = self.checkpoints()?;
+        let missing = |why, before| ReadError::NoCheckpoint {
+            sandbox: self.id.clone(),
+            turn,
+            why,
+            before,
+        };
+        match lineage::holder(&journal.records, &published, turn) {
+            Holder::Checkpoint(checkpoint) => self
+                .manifest(checkpoint)?
+                .ok_or_else(|| missing("it has just been removed".to_owned(), None)),
+            Holder::Missing { why, before } => Err(missing(why, before)),
+            Holder::NoTurn => Err(ReadError::NoTurn {
+                sandbox: self.id.clone(),
+                turn,
+                newest: newest(&journal, &published),
+            }),
+        }
+    }
+
+    /// The number for the next turn: never one that was used before.
+    pub fn next_turn(&self) -> Result<TurnId, ReadError> {
+        let newest = newest(&self.journal()?, &self.checkpoints()?);
+        Ok(newest.map_or(TurnId(0), TurnId::next))
+    }
+
+    /// Reads the objects of a checkpoint.
+    pub fn reader(&self, manifest: &Manifest) -> Result<ObjectReader, ReadError> {
+        ObjectReader::new(self.clone(), manifest)
+    }
+
+    /// What is known of the sandbox; nothing if no shim wrote it down yet.
+    pub fn meta(&self) -> Result<Option<SandboxMeta>, ReadError> {
+        META.load(&self.dir.join(META_FILE))
+    }
+
+    pub(crate) fn write_meta(&self, meta: &SandboxMeta) -> Result<(), WriteError> {
+        self.write_small(META_FILE, &META, meta)
+    }
+
+    /// Asks that the next start of the sandbox restores it.
+    pub fn request_restore(&self, request: RestoreRequest) -> Result<(), WriteError> {
+        self.write_small(RESTORE_FILE, &RESTORE, &request)
+    }
+
+    /// The wish that is open, if any.
+    pub fn restore_request(&self) -> Result<Option<RestoreRequest>, ReadError> {
+        RESTORE.load(&self.dir.join(RESTORE_FILE))
+    }
+
+    /// Takes the wish back. Whether there was one.
+    pub fn cancel_restore(&self) -> Result<bool, WriteError> {
+        let path = self.dir.join(RESTORE_FILE);
+        let was_there = path.exists();
+        durable::remove(&path)?;
+        Ok(was_there)
+    }
+
+    /// Takes the wish, so that it is granted at most once, even if it turns
+    /// out to be unreadable.
+    pub fn take_restore_request(&self) -> Result<Option<RestoreRequest>, ReadError> {
+        let request = self.restore_request();
+        durable::remove(&self.dir.join(RESTORE_FILE))?;
+        request
+    }
+
+    fn write_small<T: Serialize>(
+        &self,
+        name: &str,
+        envelope: &Envelope,
+        body: &T,
+    ) -> Result<(), WriteError> {
+        let bytes = envelope.seal(body).map_err(|error| WriteError::Value {
+            what: "record of the sandbox",
+            why: error.to_string(),
+        })?;
+        Ok(durable::replace(&self.dir.join(name), &bytes)?)
+    }
+}
+
+fn newest(journal: &Journal, published: &BTreeSet<TurnId>) -> Option<TurnId> {
+    let said = journal.records.iter().filter_map(JournalRecord::turn);
+    said.chain(published.last().copied()).max()
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The formats on disk, pinned. A test that fails here means that stores which
+//! users have would be misread: raise the version, or change it back.
+
+mod support;
+
+use std::{fs, path::Path};
+
+use crab_store::*;
+use support::*;
+
+/// The tree in the pinned pack.
+const TREE: &str = "6837fc73eab31a6bfd27a095c172385d577019e7068bfaaa99c8c88871205312";
+
+fn golden(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(name)
+}
+
+fn expected() -> Manifest {
+    let mut manifest = manifest(7, Digest([1; 32]), Digest([2; 32]));
+    manifest.class = Class::Full;
+    manifest.files.tmpfs = vec![TmpfsTree {
+        mount: b"/dev/shm/\xff".to_vec(),
+        tree: Digest([3; 32]),
+    }];
+    manifest.processes = Some(ProcessRef {
+        turn: TurnId(5),
+        digest: Digest([4; 32]),
+    });
+    manifest.degraded = Some("no criu".to_owned());
+    manifest.packs = vec!["0123456789abcdef0123456789abcdef".parse().unwrap()];
+    manifest.bytes_stored = 4096;
+    manifest.bytes_raw = 8192;
+    manifest
+}
+
+/// A store whose one sandbox has these files.
+fn store_with(files: &[(&str, &str)]) -> (tempfile::TempDir, SandboxStore) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    drop(store.writer(&id()).unwrap());
+    for (name, to) in files {
+        let to = dir.path().join("sandboxes/default/demo").join(to);
+        fs::copy(golden(name), to).unwrap();
+    }
+    let sandbox = store.sandbox(&id()).unwrap();
+    (dir, sandbox)
+}
+
+#[test]
+fn a_manifest_of_version_1_is_read_for_ever() {
+    let to = "manifests/00000000000000000007.json";
+    let (_dir, sandbox) = store_with(&[("manifest-1.json", to)]);
+    assert_eq!(sandbox.latest().unwrap(), Some(expected()));
+}
+
+#[test]
+fn a_journal_of_version_1_is_read_for_ever() {
+    let (_dir, sandbox) = store_with(&[("journal-1", "journal")]);
+    let journal = sandbox.journal().unwrap();
+    assert_eq!(journal.damaged, 0);
+    assert_eq!(journal.records, records());
+}
+
+#[test]
+fn what_is_written_is_what_is_pinned() {
+    // The packs differ by name in each run, so the manifest is compared by way
+    // of its body.
+    let pinned = fs::read_to_string(golden("manifest-1.json")).unwrap();
+    let body = serde_json::to_string(&expected()).unwrap();
+    assert!(pinned.contains(&format!("\"body\":{body}")), "{body}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    let writer = store.writer(&id()).unwrap();
+    for record in records() {
+        writer.append(record, Durability::Lazy).unwrap();
+    }
+    let written = fs::read(dir.path().join("sandboxes/default/demo/journal")).unwrap();
+    if std::env::var_os("CRAB_UPDATE_GOLDEN").is_some() {
+        fs::write(golden("journal-1"), &written).unwrap();
+    }
+    assert!(written == fs::read(golden("journal-1")).unwrap());
+    let format = fs::read_to_string(dir.path().join("FORMAT")).unwrap();
+    assert_eq!(format, "crab-store 1\n");
+}
+
+#[test]
+fn packs_and_trees_of_version_1_are_read_for_ever() {
+    let name = "0123456789abcdef0123456789abcdef.pack";
+    let to = format!("packs/{name}");
+    if std::env::var_os("CRAB_UPDATE_GOLDEN").is_some() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path()).unwrap();
+        let published = checkpoint(&store.writer(&id()).unwrap(), 0, b"golden").unwrap();
+        let packs = dir.path().join("sandboxes/default/demo/packs");
+        let made = packs.join(format!("{}.pack", published.packs[0]));
+        fs::copy(made, golden("pack-1")).unwrap();
+        println!("{published:?}");
+    }
+    let (dir, sandbox) = store_with(&[]);
+    let packs = dir.path().join("sandboxes/default/demo");
+    fs::copy(golden("pack-1"), packs.join(to)).unwrap();
+    let tree = TREE.parse().unwrap();
+    let spec = Digest::of(b"{\"ociVersion\":\"1.2.0\"}");
+    let mut manifest = manifest(0, tree, spec);
+    manifest.packs = expected().packs;
+    assert_eq!(content(&sandbox, &manifest).unwrap(), b"golden");
+}
+
+fn records() -> Vec<JournalRecord> {
+    let rollback = RollbackRecord {
+        at_ms: 1,
+        from: TurnId(2),
+        asked: TurnId(1),
+        checkpoint: TurnId(0),
+        processes: true,
+        took_us: 2,
+    };
+    let mut turn = turn_record(2);
+    turn.unobserved = Some("crabd is gone".to_owned());
+    turn.degraded = Some("no criu".to_owned());
+    vec![
+        JournalRecord::Turn(turn_record(1)),
+        JournalRecord::Turn(turn),
+        JournalRecord::Rollback(rollback.clone()),
+        JournalRecord::Restore(rollback),
+        JournalRecord::Checkpoint(CheckpointRecord {
+            at_ms: 3,
+            turn: TurnId(3),
+            class: Class::Processes,
+            reason: "asked for".to_owned(),
+            checkpoint: Some(TurnId(3)),
+            degraded: None,
+            cost: Cost {
+                decide_us: 1,
+                capture_us: 2,
+                frozen_us: 3,
+                gate_us: 4,
+                bytes_stored: 5,
+                bytes_raw: 6,
+            },
+        }),
+        JournalRecord::CaptureFailed(CaptureFailed {
+            at_ms: 4,
+            turn: TurnId(4),
+            reason: "no space left".to_owned(),
+        }),
+    ]
+}

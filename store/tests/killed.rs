@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! SIGKILL at any instant: what was published is there.
+
+mod support;
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use crab_store::*;
+use support::*;
+
+const ROOT: &str = "CRAB_TEST_ROOT";
+
+fn bytes_of(turn: u64) -> Vec<u8> {
+    [noise(0, CHUNK), noise(turn, 2 * CHUNK)].concat()
+}
+
+/// Not a test: what the test below runs in another process, and kills.
+#[test]
+#[ignore = "runs until it is killed"]
+fn publish_for_ever() {
+    let Some(root) = env::var_os(ROOT) else {
+        return;
+    };
+    let store = Store::create(root).unwrap();
+    let writer = store.writer(&id()).unwrap();
+    let mut turn = writer.store().next_turn().unwrap().0;
+    loop {
+        checkpoint(&writer, turn, &bytes_of(turn)).unwrap();
+        println!("published {turn}");
+        let record = JournalRecord::Turn(turn_record(turn));
+        writer.append(record, Durability::Lazy).unwrap();
+        println!("recorded {turn}");
+        turn += 1;
+    }
+}
+
+#[test]
+fn a_writer_killed_at_any_instant_loses_nothing_that_it_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    let (mut published, mut recorded) = (None, None);
+    for round in 0..50u64 {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "publish_for_ever", "--ignored", "--nocapture"])
+            .env(ROOT, &root)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Spread over start, writing and publishing.
+        let after = u64::from(noise(round, 1)[0]) * 400 + round % 7 * 1000;
+        sleep(Duration::from_micros(after));
+        child.kill().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        for line in stdout.lines().map_while(Result::ok) {
+            let number = |word| line.strip_prefix(word)?.parse::<u64>().ok();
+            published = number("published ").or(published);
+            recorded = number("recorded ").or(recorded);
+        }
+        child.wait().unwrap();
+
+        // A reader sees everything at once, before any writer tidies up.
+        let Ok(store) = Store::open(&root) else {
+            assert_eq!(published, None);
+            continue;
+        };
+        let Ok(sandbox) = store.sandbox(&id()) else {
+            assert_eq!(published, None);
+            continue;
+        };
+        let latest = sandbox.latest().unwrap();
+        let turn = latest.as_ref().map(|manifest| manifest.turn.0);
+        assert!(turn >= published, "{turn:?} instead of {published:?}");
+        if let Some(manifest) = &latest {
+            let bytes = content(&sandbox, manifest).unwrap();
+            assert_eq!(bytes, bytes_of(manifest.turn.0));
+        }
+        let records = sandbox.journal().unwrap().records;
+        assert!(records.last().and_then(|r| r.turn()).map(|t| t.0) >= recorded);
+        if round % 10 == 9 {
+            for (_, manifest) in sandbox.manifests().unwrap() {
+                let manifest = manifest.unwrap();
+                let bytes = content(&sandbox, &manifest).unwrap();
+                assert_eq!(bytes, bytes_of(manifest.turn.0));
+            }
+        }
+        // The lock died with its holder, and leftovers go.
+        let writer = store.writer(&id()).unwrap();
+        let checkpoints = writer.store().checkpoints().unwrap().len();
+        assert_eq!(names(&root, "packs").len(), checkpoints);
+        assert_eq!(names(&root, "manifests").len(), checkpoints);
+    }
+    assert!(published > Some(10), "only {published:?} were published");
+}
