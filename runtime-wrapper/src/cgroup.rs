@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A container's cgroup: its identity, its members, and the freezer.
+//!
+//! runc puts a container into a directory of the same path in every hierarchy
+//! that is mounted: the v1 controllers, and the v2 hierarchy, which on a hybrid
+//! host is mounted at `/sys/fs/cgroup/unified` without controllers. The inode of
+//! the v2 directory is the cgroup id that BPF programs see, in both modes.
+//!
+//! The freezer is v1's where a v1 freezer is mounted (runc and CRIU then use
+//! that one too), else v2's `cgroup.freeze`.
+//!
+//! Invariant: whoever freezes holds a [`Frozen`], and a container that is left
+//! frozen is thawed when it is dropped: a failed dump must not leave one behind.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use thiserror::Error;
+
+/// Why a cgroup could not be found, read, frozen or thawed.
+#[derive(Debug, Error)]
+pub enum CgroupError {
+    /// The process is in no cgroup v2 that is mounted here.
+    #[error("process {pid} is in no cgroup v2 directory below {root}")]
+    NoUnified {
+        /// The process.
+        pid: i32,
+        /// Where v2 was looked for.
+        root: PathBuf,
+    },
+    /// No cgroup v2 hierarchy is mounted.
+    #[error("no cgroup v2 hierarchy is mounted below /sys/fs/cgroup")]
+    NotMounted,
+    /// A file of the cgroup could not be read or written.
+    #[error("{verb} {path}: {source}")]
+    Io {
+        /// "read" or "write".
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The freezer did not reach the state in time.
+    #[error("{path} is not {wanted} after {waited_ms} ms")]
+    Timeout {
+        /// The cgroup.
+        path: PathBuf,
+        /// "frozen", "thawed" or "empty".
+        wanted: &'static str,
+        /// How long it was waited, in milliseconds.
+        waited_ms: u128,
+    },
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(|source| CgroupError::Io {
+        verb: "read",
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
+    fs::write(path, text).map_err(|source| CgroupError::Io {
+        verb: "write",
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// Where the v2 hierarchy and, if there is one, the v1 freezer are mounted.
+fn mounts() -> Result<(PathBuf, Option<PathBuf>), CgroupError> {
+    let base = Path::new("/sys/fs/cgroup");
+    let unified = [base.to_path_buf(), base.join("unified")]
+        .into_iter()
+        .find(|dir| dir.join("cgroup.controllers").exists())
+        .ok_or(CgroupError::NotMounted)?;
+    let freezer = base.join("freezer");
+    let freezer = (unified != base && freezer.join("cgroup.procs").exists()).then_some(freezer);
+    Ok((unified, freezer))
+}
+
+/// The path of a process's cgroup in one hierarchy, from `/proc/<pid>/cgroup`
+/// (see cgroups(7)): the v2 line is `0::<path>`, a v1 line
+/// `<n>:<controllers>:<path>`.
+fn path_of(table: &str, controller: &str) -> Option<String> {
+    table.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let here = if controller.is_empty() {
+            controllers.is_empty()
+        } else {
+            controllers.split(',').any(|c| c == controller)
+        };
+        here.then(|| path.to_string())
+    })
+}
+
+/// One container's cgroup.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    unified: PathBuf,
+    freezer: Option<PathBuf>,
+    id: u64,
+}
+
+impl Cgroup {
+    /// The cgroup in which the process is.
+    ///
+    /// # Errors
+    /// When the process is gone, or the hierarchies are not where they are
+    /// expected.
+    pub fn of_process(pid: i32) -> Result<Self, CgroupError> {
+        let (unified, freezer) = mounts()?;
+        let table = read(Path::new(&format!("/proc/{pid}/cgroup")))?;
+        let below = |root: &Path, path: &str| root.join(path.trim_start_matches('/'));
+        let dir = path_of(&table, "")
+            .map(|path| below(&unified, &path))
+            .filter(|dir| dir.join("cgroup.procs").exists())
+            .ok_or_else(|| CgroupError::NoUnified {
+                pid,
+                root: unified.clone(),
+            })?;
+        let freezer = freezer.and_then(|root| {
+            path_of(&table, "freezer")
+                .map(|path| below(&root, &path))
+                .filter(|dir| dir.join("freezer.state").exists())
+        });
+        let id = fs::metadata(&dir)
+            .map_err(|source| CgroupError::Io {
+                verb: "read",
+                path: dir.clone(),
+                source,
+            })?
+            .ino();
+        Ok(Self {
+            unified: dir,
+            freezer,
+            id,
+        })
+    }
+
+    /// The cgroup v2 id, as `bpf_get_current_cgroup_id` returns it.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Whether the cgroup bears a container's id, as runc names it: the last
+    /// part of the path, or within a systemd scope's name. A pid from a file may
+    /// be another process's by now.
+    pub fn names(&self, id: &str) -> bool {
+        self.unified
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().contains(id))
+    }
+
+    /// Every process in the cgroup and in cgroups below it.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
+        let mut pids = Vec::new();
+        let mut dirs = vec![self.unified.clone()];
+        while let Some(dir) = dirs.pop() {
+            let text = match read(&dir.join("cgroup.procs")) {
+                Ok(text) => text,
+                // A child cgroup may go while we walk; ours may not.
+                Err(_) if dir != self.unified => continue,
+                // A threaded child domain: its processes show in the parent.
+                Err(error) => return Err(error),
+            };
+            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+            if let Ok(entries) = fs::read_dir(&dir) {
+                dirs.extend(
+                    entries
+                        .flatten()
+                        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+                        .map(|e| e.path()),
+                );
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+
+    /// Whether the cgroup is frozen.
+    ///
+    /// # Errors
+    /// When the freezer cannot be read.
+    pub fn is_frozen(&self) -> Result<bool, CgroupError> {
+        match &self.freezer {
+            Some(dir) => Ok(read(&dir.join("freezer.state"))?.trim() == "FROZEN"),
+            None => Ok(read(&self.unified.join("cgroup.events"))?
+                .lines()
+                .any(|line| line == "frozen 1")),
+        }
+    }
+
+    fn request(&self, frozen: bool) -> Result<(), CgroupError> {
+        match &self.freezer {
+            Some(dir) => write(
+                &dir.join("freezer.state"),
+                if frozen { "FROZEN" } else { "THAWED" },
+            ),
+            None => write(
+                &self.unified.join("cgroup.freeze"),
+                if frozen { "1" } else { "0" },
+            ),
+        }
+    }
+
+    fn reach(&self, frozen: bool, limit: Duration) -> Result<(), CgroupError> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(50);
+        self.request(frozen)?;
+        while self.is_frozen()? != frozen {
+            if start.elapsed() > limit {
+                return Err(CgroupError::Timeout {
+                    path: self.unified.clone(),
+                    wanted: if frozen { "frozen" } else { "thawed" },
+                    waited_ms: start.elapsed().as_millis(),
+                });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+            if self.freezer.is_some() {
+                // v1 goes to FREEZING and stays there if a task was in the
+                // middle of a fork; writing again makes it look again.
+                self.request(frozen)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Freezes every process of the cgroup, and returns when all are.
+    ///
+    /// # Errors
+    /// When they are not all frozen within `limit` (one may be in an
+    /// uninterruptible call); then they are thawed again.
+    pub fn freeze(&self, limit: Duration) -> Result<Frozen, CgroupError> {
+        let guard = Frozen {
+            cgroup: self.clone(),
+            since: Instant::now(),
+            thawed: false,
+        };
+        self.reach(true, limit)?;
+        Ok(guard)
+    }
+
+    /// Thaws the cgroup, and returns when it is.
+    ///
+    /// # Errors
+    /// When it is still frozen after a second.
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        self.reach(false, Duration::from_secs(1))
+    }
+
+    /// Sends SIGKILL to every process of the cgroup and waits until none is
+    /// left but zombies.
+    ///
+    /// # Errors
+    /// When some are still there after `limit`.
+    pub fn kill(&self, limit: Duration) -> Result<(), CgroupError> {
+        let start = Instant::now();
+        loop {
+            let kill_file = self.unified.join("cgroup.kill");
+            if kill_file.exists() {
+                // Also reaches what forks meanwhile (Linux 5.14).
+                write(&kill_file, "1")?;
+            }
+            let mut alive = false;
+            for pid in self.processes().unwrap_or_default() {
+                if is_zombie(pid) {
+                    continue;
+                }
+                alive = true;
+                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            if !alive {
+                return Ok(());
+            }
+            if start.elapsed() > limit {
+                return Err(CgroupError::Timeout {
+                    path: self.unified.clone(),
+                    wanted: "empty",
+                    waited_ms: start.elapsed().as_millis(),
+                });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Whether a process has ended and only waits to be reaped, or is gone.
+fn is_zombie(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| {
+            let after = stat.rsplit_once(") ")?.1.chars().next()?;
+            Some(matches!(after, 'Z' | 'X'))
+        })
+        .unwrap_or(true)
+}
+
+/// A frozen container. Thawed by [`Frozen::thaw`], or when dropped.
+#[derive(Debug)]
+pub struct Frozen {
+    cgroup: Cgroup,
+    since: Instant,
+    thawed: bool,
+}
+
+impl Frozen {
+    /// Thaws the container and checks that it is thawed; tells for how long it
+    /// was frozen.
+    ///
+    /// # Errors
+    /// When it stays frozen.
+    pub fn thaw(mut self) -> Result<Duration, CgroupError> {
+        self.thawed = true;
+        self.cgroup.thaw()?;
+        Ok(self.since.elapsed())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if !self.thawed
+            && let Err(error) = self.cgroup.thaw()
+        {
+            tracing::error!(%error, "a container may be left frozen");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_v2_line_has_no_controllers_and_a_v1_line_may_have_several() {
+        let table = "9:name=systemd:/x\n6:freezer:/default/a\n5:cpu,cpuacct:/c\n0::/default/b\n";
+        assert_eq!(path_of(table, "").as_deref(), Some("/default/b"));
+        assert_eq!(path_of(table, "freezer").as_deref(), Some("/default/a"));
+        assert_eq!(path_of(table, "cpuacct").as_deref(), Some("/c"));
+        assert_eq!(path_of(table, "memory"), None);
+    }
+
+    #[test]
+    fn a_path_may_hold_colons() {
+        assert_eq!(path_of("0::/a:b/c", "").as_deref(), Some("/a:b/c"));
+    }
+
+    #[test]
+    fn our_own_process_is_no_zombie() {
+        assert!(!is_zombie(std::process::id() as i32));
+    }
+}

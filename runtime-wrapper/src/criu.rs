@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Process images: CRIU's image directories, in and out of the store.
+//!
+//! CRIU itself is run by the OCI runtime. Here is what surrounds it: whether it
+//! works on this kernel, the directory it wrote as objects of the store and back,
+//! and the reason it gives when it fails.
+//!
+//! Two of its files are changed on the way back:
+//!
+//! * `timens-0.img` is left out under the boot of the dump. With it CRIU puts the
+//!   restored processes into a new time namespace (its `timens.c`), so that clocks
+//!   go on from the dump; later execs land in the host's, and the next dump of both
+//!   together could not be restored. Under the same boot the clocks go on anyway.
+//! * the archive of a tmpfs is replaced where the file image is newer than the
+//!   process image.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
+use thiserror::Error;
+
+use crate::{oci::find_program, reaper::Reaper};
+
+/// The oldest CRIU that dumps on current kernels: earlier ones do not know
+/// rseq, and fail on the vDSO of Linux 6.
+const MINIMUM: (u32, u32) = (3, 17);
+
+/// The file without which no time namespace is made.
+const TIMENS: &str = "timens-0.img";
+
+/// What in an image directory is no image: logs and statistics.
+fn is_scratch(name: &str) -> bool {
+    name.ends_with(".log") || name.starts_with("stats-") || name.ends_with(".pid")
+}
+
+/// Why an image directory could not be stored or written back.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// A file of the directory.
+    #[error("{verb} {path}: {source}")]
+    Io {
+        /// "read" or "write".
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The store refused to write.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The store could not read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+fn io_error<'a>(
+    verb: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> ImageError + use<'a> {
+    move |source| ImageError::Io {
+        verb,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// Puts every image of a directory into a pack.
+///
+/// # Errors
+/// When a file cannot be read or the store not be written.
+pub fn persist(dir: &Path, pack: &mut PackWriter) -> Result<Vec<ImageFile>, ImageError> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .map_err(io_error("read", dir))?
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|t| t.is_file()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !is_scratch(name))
+        .collect();
+    names.sort();
+    let mut files = Vec::with_capacity(names.len());
+    for name in names {
+        let path = dir.join(&name);
+        let file = File::open(&path).map_err(io_error("read", &path))?;
+        let content = pack.put_file(&file)?;
+        files.push(ImageFile {
+            name,
+            size: content.size,
+            content: content.segments,
+        });
+    }
+    Ok(files)
+}
+
+/// Writes an image's files into an empty directory, ready for CRIU to read.
+/// The image in the store is never what CRIU works on: a restore may change its
+/// directory even when it fails.
+///
+/// # Errors
+/// When the store cannot be read or a file not be written.
+pub fn materialise(
+    image: &ProcessImage,
+    reader: &ObjectReader,
+    dir: &Path,
+) -> Result<(), ImageError> {
+    let same_boot = boot_id().is_some_and(|now| now == image.boot_id);
+    for file in &image.files {
+        if same_boot && file.name == TIMENS {
+            continue;
+        }
+        let path = dir.join(&file.name);
+        let target = File::create_new(&path).map_err(io_error("write", &path))?;
+        reader.read_segments(&file.content, file.size, &target)?;
+    }
+    Ok(())
+}
+
+/// This boot of the kernel.
+pub fn boot_id() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .ok()
+        .map(|text| text.trim().to_string())
+}
+
+/// CRIU's own reason for a failed dump, from its log in the work directory.
+pub fn dump_error(work: &Path) -> Option<String> {
+    first_error(&work.join("dump.log"))
+}
+
+/// CRIU's own reason for a failed restore.
+pub fn restore_error(work: &Path) -> Option<String> {
+    first_error(&work.join("restore.log"))
+}
+
+/// The first error is the cause, what follows its consequences: lines such as
+/// `(00.012345) Error (criu/files.c:123): what`.
+fn first_error(log: &Path) -> Option<String> {
+    let text = fs::read_to_string(log).ok()?;
+    text.lines().find_map(|line| {
+        let (_, rest) = line.split_once("Error (")?;
+        let (_, what) = rest.split_once("): ")?;
+        // Refused by machines without CAP_SYS_RESOURCE, and harmless.
+        (!what.contains("RLIMIT")).then(|| what.trim().to_string())
+    })
+}
+
+/// The CRIU of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Criu {
+    /// Its version, as it prints it.
+    pub version: String,
+}
+
+impl Criu {
+    /// Finds CRIU and checks that it works with this kernel: `criu check` is
+    /// asked once per boot and program, and its answer kept in `cache`.
+    ///
+    /// # Errors
+    /// One line for people: why no process image can be taken, and what to do.
+    pub fn probe(program: &Path, cache: &Path, reaper: &Reaper) -> Result<Self, String> {
+        let Some(program) = find_program(program) else {
+            return Err(format!(
+                "no CRIU: {} is not found; install criu to keep processes",
+                program.display()
+            ));
+        };
+        let version = version(&program, reaper)?;
+        if parse_version(&version).is_some_and(|v| v < MINIMUM) {
+            return Err(format!(
+                "CRIU {version} is too old; {}.{} or newer is needed",
+                MINIMUM.0, MINIMUM.1
+            ));
+        }
+        let key = format!(
+            "{} {version} {}",
+            program.display(),
+            boot_id().unwrap_or_default()
+        );
+        if let Ok(kept) = fs::read_to_string(cache)
+            && let Some((kept_key, answer)) = kept.split_once('\n')
+            && kept_key == key
+        {
+            return match answer {
+                "" => Ok(Self { version }),
+                reason => Err(reason.to_string()),
+            };
+        }
+        let mut check = Command::new(&program);
+        check.arg("check").stdout(Stdio::null());
+        let (status, text) = reaper
+            .output(&mut check)
+            .map_err(|e| format!("run {}: {e}", program.display()))?;
+        let reason = (status != 0).then(|| {
+            let text = String::from_utf8_lossy(&text);
+            let said = text
+                .lines()
+                .find(|line| line.contains("Error"))
+                .unwrap_or("it gave no reason");
+            format!(
+                "CRIU {version} does not work on this kernel ({}); a newer criu may",
+                said.trim()
+            )
+        });
+        // Only a cache: without it the check is made again.
+        let _ = fs::write(
+            cache,
+            format!("{key}\n{}", reason.clone().unwrap_or_default()),
+        );
+        match reason {
+            None => Ok(Self { version }),
+            Some(reason) => Err(reason),
+        }
+    }
+}
+
+fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
+    let failed = |e: io::Error| format!("run {}: {e}", program.display());
+    let mut command = Command::new(program);
+    command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let (mut child, exit) = reaper.spawn(&mut command).map_err(failed)?;
+    let mut text = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        io::Read::read_to_string(&mut stdout, &mut text).map_err(failed)?;
+    }
+    let _ = exit.blocking_recv();
+    text.lines()
+        .find_map(|line| line.strip_prefix("Version: "))
+        .map(|version| version.trim().to_string())
+        .ok_or_else(|| format!("{} --version tells no version", program.display()))
+}
+
+fn parse_version(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.split(['.', '-']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_error_is_the_cause_and_rlimit_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(
+            dir.path().join("dump.log"),
+            "(00.000021) Error (criu/util.c:1): Can't set RLIMIT_NOFILE: Operation not permitted\n\
+             (00.020000) Warn  (criu/x.c:9): hm\n\
+             (00.031000) Error (criu/files-ext.c:98): Can't dump file 5 of that type [600] (unknown /dev/fuse)\n\
+             (00.040000) Error (criu/cr-dump.c:2098): Dumping FAILED.\n",
+        )
+        .unwrap();
+        assert_eq!(
+            dump_error(dir.path()).as_deref(),
+            Some("Can't dump file 5 of that type [600] (unknown /dev/fuse)")
+        );
+        assert_eq!(restore_error(dir.path()), None);
+    }
+
+    #[test]
+    fn versions_compare_as_numbers() {
+        assert_eq!(parse_version("4.1.1"), Some((4, 1)));
+        assert_eq!(parse_version("3.17-2"), Some((3, 17)));
+        assert!(parse_version("3.9").unwrap() < MINIMUM);
+        assert_eq!(parse_version("git"), None);
+    }
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The bytes of regular files: where they are, and whether they are the same.
+//!
+//! Holes are never read: a container may make a file of 8 EiB that holds
+//! nothing. Comparison does not depend on where the holes are, because the
+//! kernel moves them (delayed allocation, a copy that fills them with zeros).
+
+use std::os::fd::BorrowedFd;
+
+use crab_store::{CHUNK, Digest, Segment};
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::{Errno, Result, pread},
+};
+
+const STEP: u64 = CHUNK as u64;
+
+/// A run of bytes of a file that is not a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+/// Where the data at or after `from` begins, if there is any.
+fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<u64>> {
+    match seek(fd, SeekFrom::Data(from)) {
+        Ok(at) => Ok(Some(at)),
+        Err(Errno::NXIO) => Ok(None),
+        // A file system without holes: everything is data.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The runs of data in the first `size` bytes.
+pub(crate) fn runs(fd: BorrowedFd<'_>, size: u64) -> Result<Vec<Run>> {
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let Some(start) = next_data(fd, at)?.filter(|start| *start < size) else {
+            break;
+        };
+        let end = match seek(fd, SeekFrom::Hole(start)) {
+            Ok(end) => end.min(size),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NXIO) => size,
+            Err(errno) => return Err(errno),
+        };
+        // A hole that was punched between the two calls.
+        if end > start {
+            runs.push(Run { start, end });
+        }
+        at = end.max(start + 1);
+    }
+    Ok(runs)
+}
+
+/// What the chunks that these runs touch take in memory: up to 32 times the
+/// data, for a file that has a block here and there.
+pub(crate) fn chunk_bytes(runs: &[Run]) -> u64 {
+    let mut next = 0;
+    let mut count = 0;
+    for run in runs {
+        let first = (run.start / STEP).max(next);
+        next = run.end.div_ceil(STEP);
+        count += next.saturating_sub(first);
+    }
+    count * STEP
+}
+
+/// Hands out the chunks of the first `size` bytes that hold anything but
+/// zeros: at multiples of [`CHUNK`], as [`crab_store::PackWriter::put_file`]
+/// cuts them, so that the same bytes give the same segments wherever the holes
+/// are. False if the file ends before.
+pub(crate) fn chunks(
+    fd: BorrowedFd<'_>,
+    size: u64,
+    mut each: impl FnMut(u64, Vec<u8>),
+) -> Result<bool> {
+    let mut from = 0;
+    while from < size {
+        let Some(data) = next_data(fd, from)?.filter(|at| *at < size) else {
+            break;
+        };
+        let offset = data - data % STEP;
+        let mut bytes = vec![0; (size - offset).min(STEP) as usize];
+        if !read_full(fd, &mut bytes, offset)? {
+            return Ok(false);
+        }
+        if bytes.iter().any(|byte| *byte != 0) {
+            each(offset, bytes);
+        }
+        from = offset + STEP;
+    }
+    Ok(true)
+}
+
+/// Fills `buffer` from `offset`; false if the file ends before.
+pub(crate) fn read_full(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Result<bool> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match pread(fd, &mut buffer[done..], offset + done as u64) {
+            Ok(0) => return Ok(false),
+            Ok(count) => done += count,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(true)
+}
+
+fn all_zero(fd: BorrowedFd<'_>, from: u64, to: u64, buffer: &mut Vec<u8>) -> Result<bool> {
+    let mut at = from;
+    while at < to {
+        let Some(start) = next_data(fd, at)?.filter(|start| *start < to) else {
+            return Ok(true);
+        };
+        let len = (to - start).min(STEP) as usize;
+        buffer.resize(len, 0);
+        if !read_full(fd, buffer, start)? || buffer.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at = start + len as u64;
+    }
+    Ok(true)
+}
+
+/// Whether the first `size` bytes are those of `segments`.
+pub(crate) fn equals_segments(fd: BorrowedFd<'_>, size: u64, segments: &[Segment]) -> Result<bool> {
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    for segment in segments {
+        if !all_zero(fd, at, segment.offset, &mut buffer)? {
+            return Ok(false);
+        }
+        buffer.resize(segment.len as usize, 0);
+        if !read_full(fd, &mut buffer, segment.offset)? || Digest::of(&buffer) != segment.digest {
+            return Ok(false);
+        }
+        at = segment.offset + u64::from(segment.len);
+    }
+    all_zero(fd, at, size, &mut buffer)
+}
+
+/// Whether the first `size` bytes of two files are the same.
+pub(crate) fn equal_files(one: BorrowedFd<'_>, other: BorrowedFd<'_>, size: u64) -> Result<bool> {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < size {
+        let data = [next_data(one, at)?, next_data(other, at)?];
+        let Some(start) = data.into_iter().flatten().min().filter(|at| *at < size) else {
+            return Ok(true);
+        };
+        let len = (size - start).min(STEP) as usize;
+        left.resize(len, 0);
+        right.resize(len, 0);
+        if !read_full(one, &mut left, start)?
+            || !read_full(other, &mut right, start)?
+            || left != right
+        {
+            return Ok(false);
+        }
+        at = start + len as u64;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::{fd::AsFd, unix::fs::FileExt};
+
+    use super::*;
+
+    #[test]
+    fn memory_is_counted_in_chunks() {
+        let run = |start, end| Run { start, end };
+        assert_eq!(chunk_bytes(&[run(5, 9), run(20, STEP + 1)]), 2 * STEP);
+        assert_eq!(chunk_bytes(&[run(5, 9), run(7 * STEP, 8 * STEP)]), 2 * STEP);
+    }
+
+    #[test]
+    fn comparison_does_not_care_where_the_holes_are() {
+        let size = 40 * STEP;
+        let sparse = tempfile::tempfile().unwrap();
+        sparse.set_len(size).unwrap();
+        sparse.write_all_at(b"crab", 5 * STEP).unwrap();
+        let full = tempfile::tempfile().unwrap();
+        full.write_all_at(&vec![0; size as usize], 0).unwrap();
+        full.write_all_at(b"crab", 5 * STEP).unwrap();
+        assert!(equal_files(sparse.as_fd(), full.as_fd(), size).unwrap());
+
+        let segments_of = |file: &std::fs::File| {
+            let mut segments = Vec::new();
+            let whole = chunks(file.as_fd(), size, |offset, bytes| {
+                segments.push(Segment {
+                    offset,
+                    len: bytes.len() as u32,
+                    digest: Digest::of(&bytes),
+                });
+            });
+            assert!(whole.unwrap());
+            segments
+        };
+        let segments = segments_of(&sparse);
+        assert_eq!(segments.len(), 1);
+        assert_eq!(segments, segments_of(&full));
+        assert!(equals_segments(full.as_fd(), size, &segments).unwrap());
+        full.write_all_at(b"!", size - 1).unwrap();
+        assert!(!equals_segments(full.as_fd(), size, &segments).unwrap());
+        assert!(!equal_files(sparse.as_fd(), full.as_fd(), size).unwrap());
+    }
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! File images: what is in a directory tree, what of it changed, and putting
+//! it back.
+//!
+//! ```text
+//!  Scanner --scan(Index)--> Scan --stage--> Staged --persist(PackWriter)--> Tree + Index
+//!            no reads of      |     copies     |      hash, compress, write
+//!            what is as it    |     out of     |      (the sandbox runs again)
+//!            was              v     reach      v
+//!                          changes           torn? void, again and frozen
+//!
+//!  Tree --build--> an empty directory    --index_restored--> Index
+//!       --apply--> a mounted tmpfs
+//!       --write_tmpfs_archive--> the tmpfs in a CRIU image directory
+//! ```
+//!
+//! A root is the upper directory of an overlay, or a tmpfs mount; each is one
+//! file system, and what is mounted on it is never entered. Everything in it is
+//! hostile: names are bytes, depth has no limit but memory, nothing is followed,
+//! no device or FIFO is opened, and whatever changes underneath makes a capture
+//! torn, never wrong.
+//!
+//! Not in an image: access times, `chattr` flags, project ids, and the
+//! bookkeeping attributes listed in `xattr.rs`.
+
+mod apply;
+mod beneath;
+mod capture;
+mod content;
+mod index;
+mod lower;
+mod restore;
+mod scan;
+mod tmpfs_tar;
+mod walk;
+mod xattr;
+
+use crab_store::{Digest, Tree};
+
+pub use apply::apply;
+pub use capture::{Captured, PersistError, StageError, Staged, Staging};
+pub use index::{Index, IndexError};
+pub use restore::{Durability, RestoreError, build};
+pub use scan::{Change, ChangeKind, FileKind, OpenError, Scan, Scanner};
+pub use tmpfs_tar::{TarError, write_tmpfs_archive};
+pub use walk::WalkError;
+
+/// A digest of all that a tree says. Contents are cut the same way wherever
+/// their holes are, so the same files give the same digest.
+pub fn digest(tree: &Tree) -> Result<Digest, postcard::Error> {
+    postcard::to_allocvec(tree).map(|bytes| Digest::of(&bytes))
+}

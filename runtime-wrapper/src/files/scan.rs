@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What changed in one root since its [`Index`]: the *net* effect.
+//!
+//! An entry whose identity is as recorded is not touched. Any other is looked
+//! at: attributes are read, and the content too where only reading can tell.
+//! What turns out to be as it was is no change, whatever happened in between:
+//! a file made and deleted, renamed away and back, rewritten with the same
+//! bytes and times, copied up by overlayfs because it was opened for writing.
+//!
+//! Works on a running container. What moves meanwhile is reported as torn, and
+//! a scan with torn paths is only good for being made again, frozen. It does
+//! not, however, notice a change that came and was over *between* two reads:
+//! that is what the caller's epoch is for.
+
+use std::{
+    collections::{HashMap, HashSet},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crab_store::{Segment, Time, Tree};
+use rustix::{
+    fs::{FileType, Mode, OFlags, ResolveFlags, open, openat2, readlinkat},
+    io::Errno,
+};
+
+use super::{
+    beneath::{Stat, is_race, open_name, reopen},
+    content::{equal_files, equals_segments},
+    index::{Content, Index, IndexError, Node, now, settled},
+    lower::{Lower, Lowers, open_root},
+    walk::{Descend, Visit, WalkError, walk},
+    xattr::{self, Rules},
+};
+use crate::overlay::OverlayMount;
+
+/// A root directory and how to look at it.
+#[derive(Debug)]
+pub struct Scanner {
+    pub(crate) root: OwnedFd,
+    pub(crate) rules: Rules,
+    lowers: Vec<OwnedFd>,
+}
+
+/// A root that cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("open {path}: {source}")]
+pub struct OpenError {
+    path: String,
+    source: std::io::Error,
+}
+
+/// What a scan found. Turned into a capture by [`Scanner::stage`], or, where
+/// there is nothing to capture, into a fresher index by [`Scan::into_index`].
+#[derive(Debug)]
+pub struct Scan {
+    nodes: Vec<Found>,
+    started: Time,
+    changes: Vec<Change>,
+    torn: Vec<Vec<u8>>,
+}
+
+/// One path that is not as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Relative to the root, which is the empty path.
+    pub path: Vec<u8>,
+    /// What happened to it, as a process in the container sees it: a new
+    /// whiteout is a removal.
+    pub kind: ChangeKind,
+    /// What it is, or was.
+    pub entry: FileKind,
+    /// Its length, for a regular file that is there.
+    pub size: u64,
+}
+
+/// What happened to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// It was not there.
+    Added,
+    /// It is something else, or has other content or attributes.
+    Changed,
+    /// It is gone.
+    Removed,
+}
+
+/// What a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A device, FIFO or socket.
+    Special,
+    /// What hides an entry of a lower layer.
+    Whiteout,
+}
+
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) path: Box<[u8]>,
+    pub(crate) node: Arc<Node>,
+    /// A lower layer shows something at this path.
+    over: bool,
+}
+
+impl Scanner {
+    /// For the upper directory of an overlay, with its lower layers to tell a
+    /// copy from a change.
+    pub fn overlay(mount: &OverlayMount) -> Result<Self, OpenError> {
+        let opened = |path: &PathBuf| {
+            open_root(path).map_err(|errno| OpenError {
+                path: path.display().to_string(),
+                source: errno.into(),
+            })
+        };
+        Ok(Self {
+            root: opened(&mount.upper)?,
+            rules: Rules::overlay(mount.user_xattr),
+            lowers: mount.lowers.iter().map(opened).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// For what is mounted at `mount_point` in the mount namespace of process
+    /// `pid`, a tmpfs for example. Holds the mount, not the process.
+    pub fn mounted(pid: u32, mount_point: &Path) -> Result<Self, OpenError> {
+        let failed = |errno: Errno| OpenError {
+            path: format!("{} of process {pid}", mount_point.display()),
+            source: errno.into(),
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let top = open(format!("/proc/{pid}/root"), flags, Mode::empty()).map_err(failed)?;
+        // Mount points in mountinfo have no symlinks in them, so one that does
+        // was put there to lead the way out.
+        let resolve =
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let root = openat2(&top, mount_point, flags, Mode::empty(), resolve).map_err(failed)?;
+        let stat = Stat::of(root.as_fd()).map_err(failed)?;
+        if !stat.mount_root {
+            return Err(failed(Errno::XDEV));
+        }
+        Ok(Self::directory(root))
+    }
+
+    /// For any directory, without layers below it.
+    pub fn directory(root: OwnedFd) -> Self {
+        Self {
+            root,
+            rules: Rules::Plain,
+            lowers: Vec::new(),
+        }
+    }
+
+    /// The directory that is looked at.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// The index of this root when it was just made to be `tree`, and nothing
+    /// has run in it yet: against it, the next scan finds no change.
+    pub fn index_restored(&self, tree: &Tree) -> Result<Index, IndexError> {
+        Index::of_restored(self.root(), tree, self.rules)
+    }
+
+    /// Compares the root with what `index` says. Files at the paths of
+    /// `forced` are read whatever their times say: those that a process maps
+    /// shared and writable, since stores to a mapping move the times only now
+    /// and then.
+    pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
+        let started = now();
+        let lowers = Lowers::new(self.rules, &self.lowers)
+            .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
+        let forced_inodes = forced
+            .iter()
+            .filter_map(|path| index.nodes.get(path.as_slice()))
+            .map(|node| node.stat.ino)
+            .collect();
+        let mut run = Run {
+            index,
+            forced,
+            forced_inodes,
+            rules: self.rules,
+            lowers,
+            nodes: Vec::with_capacity(index.nodes.len()),
+            torn: Vec::new(),
+            verified: HashMap::new(),
+        };
+        let mut torn = walk(self.root(), |visit| run.examine(visit))?;
+        let mut nodes = run.nodes;
+        torn.append(&mut run.torn);
+        torn.sort();
+        torn.dedup();
+        nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        link(&mut nodes, self.rules);
+        let changes = compare(index, &nodes, self.rules);
+        Ok(Scan {
+            nodes,
+            started,
+            changes,
+            torn,
+        })
+    }
+}
+
+impl Scan {
+    /// What changed, by path. May be wrong where something is torn.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// What changed while it was looked at.
+    pub fn torn(&self) -> &[Vec<u8>] {
+        &self.torn
+    }
+
+    /// How many bytes of content a capture has to read, at most.
+    pub fn unread_bytes(&self) -> u64 {
+        let unread = self.nodes.iter().filter(|found| found.is_unread());
+        unread.map(|found| found.node.stat.size).sum()
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<Found>, Time, Vec<Vec<u8>>) {
+        (self.nodes, self.started, self.torn)
+    }
+
+    /// The index to compare the next scan with, if this one found no change:
+    /// it no longer needs to read what this one has read.
+    pub fn into_index(self) -> Option<Index> {
+        (self.changes.is_empty() && self.torn.is_empty()).then(|| Index {
+            nodes: self
+                .nodes
+                .into_iter()
+                .map(|found| (found.path, found.node))
+                .collect(),
+            started: self.started,
+        })
+    }
+}
+
+impl Found {
+    /// Whether its content has to be read before there can be an image.
+    pub(crate) fn is_unread(&self) -> bool {
+        matches!(self.node.content, Content::Unread) && self.node.link_to.is_none()
+    }
+}
+
+struct Run<'a> {
+    index: &'a Index,
+    forced: &'a HashSet<Vec<u8>>,
+    forced_inodes: HashSet<u64>,
+    rules: Rules,
+    lowers: Lowers,
+    nodes: Vec<Found>,
+    torn: Vec<Vec<u8>>,
+    /// Inodes with several names whose content was read and is this.
+    verified: HashMap<u64, Arc<[Segment]>>,
+}
+
+impl Run<'_> {
+    /// The tag of a directory says whether lower ones are merged with it.
+    fn examine(&mut self, visit: &Visit<'_>) -> Result<Descend, WalkError> {
+        if visit.mount_point {
+            self.push(visit.path, Arc::new(Node::mount_point(&visit.stat)), false);
+            return Ok(Descend::No);
+        }
+        let old = self.index.nodes.get(visit.path);
+        if let Some(old) = old
+            && old.stat.same_identity(&visit.stat)
+            && settled(visit.stat.ctime, self.index.started)
+            && !self.is_forced(visit)
+        {
+            let tag = visit.tag && !old.hides_lower;
+            self.push(visit.path, old.clone(), false);
+            return Ok(Descend::Yes { tag });
+        }
+        match self.look(visit, old.map(|old| &**old)) {
+            Ok(Some((node, over))) => {
+                let tag = visit.tag && !node.hides_lower;
+                self.push(visit.path, Arc::new(node), over);
+                Ok(Descend::Yes { tag })
+            }
+            Ok(None) => {
+                self.torn.push(visit.path.to_vec());
+                Ok(Descend::No)
+            }
+            Err(errno) if is_race(errno) => {
+                self.torn.push(visit.path.to_vec());
+                Ok(Descend::No)
+            }
+            Err(errno) => Err(WalkError::io("read", visit.path, errno)),
+        }
+    }
+
+    fn is_forced(&self, visit: &Visit<'_>) -> bool {
+        !self.forced.is_empty()
+            && visit.stat.is_file()
+            && (self.forced_inodes.contains(&visit.stat.ino) || self.forced.contains(visit.path))
+    }
+
+    fn push(&mut self, path: &[u8], node: Arc<Node>, over: bool) {
+        let path = path.into();
+        self.nodes.push(Found { path, node, over });
+    }
+
+    /// Reads what there is to know of an entry; nothing if it is changing.
+    fn look(
+        &mut self,
+        visit: &Visit<'_>,
+        old: Option<&Node>,
+    ) -> rustix::io::Result<Option<(Node, bool)>> {
+        let fd = open_name(visit.dir, visit.name)?;
+        let stat = Stat::of(fd.as_fd())?;
+        if stat.ino != visit.stat.ino
+            || stat.file_type != visit.stat.file_type
+            || stat.mount != visit.stat.mount
+        {
+            return Ok(None);
+        }
+        let xattrs = self.rules.keep(xattr::read(fd.as_fd())?);
+        let mut node = Node {
+            hides_lower: stat.is_dir() && self.rules.hides_lower(&xattrs),
+            stat,
+            xattrs,
+            target: Vec::new(),
+            content: Content::None,
+            link_to: None,
+            nets_out: false,
+            mount_point: false,
+        };
+        match stat.file_type {
+            FileType::Symlink => node.target = read_link(fd.as_fd())?,
+            FileType::RegularFile if stat.size == 0 => node.content = Content::Known([].into()),
+            FileType::RegularFile => node.content = self.known_content(&fd, &node, old)?,
+            _ => {}
+        }
+        let mut over = false;
+        if self.rules.is_overlay() && old.is_none_or(|old| old.nets_out) {
+            let lower = match visit.tag {
+                true => self.lowers.find(visit.path)?,
+                false => None,
+            };
+            over = lower.is_some();
+            node.nets_out = match &lower {
+                Some(lower) => self.is_copy(&fd, &node, lower)?,
+                // A whiteout that hides nothing.
+                None => node.stat.is_null_device(),
+            };
+        }
+        let after = Stat::of(fd.as_fd())?;
+        Ok(after.same_identity(&stat).then_some((node, over)))
+    }
+
+    /// The content on record, if reading shows that it is still there. Read
+    /// only where size and time speak for it: else it is read once, by the capture.
+    fn known_content(
+        &mut self,
+        fd: &OwnedFd,
+        node: &Node,
+        old: Option<&Node>,
+    ) -> rustix::io::Result<Content> {
+        let stat = &node.stat;
+        let Some(Content::Known(content)) = old
+            .filter(|old| old.stat.is_file() && old.stat.size == stat.size)
+            .filter(|old| old.stat.mtime == stat.mtime)
+            .map(|old| &old.content)
+        else {
+            return Ok(Content::Unread);
+        };
+        let verified = self.verified.get(&stat.ino);
+        if verified.is_some_and(|verified| Arc::ptr_eq(verified, content)) {
+            return Ok(Content::Known(content.clone()));
+        }
+        let file = reopen(fd.as_fd(), OFlags::RDONLY | OFlags::NOATIME)?;
+        if !equals_segments(file.as_fd(), stat.size, content)? {
+            return Ok(Content::Unread);
+        }
+        if stat.nlink > 1 {
+            self.verified.insert(stat.ino, content.clone());
+        }
+        Ok(Content::Known(content.clone()))
+    }
+
+    /// Whether an entry of the upper directory is only a copy of the lower one.
+    fn is_copy(&self, fd: &OwnedFd, node: &Node, lower: &Lower) -> rustix::io::Result<bool> {
+        let (a, b) = (&node.stat, &lower.stat);
+        let alike = a.file_type == b.file_type
+            && (a.mode, a.uid, a.gid, a.rdev) == (b.mode, b.uid, b.gid, b.rdev)
+            && (a.is_dir() || a.mtime == b.mtime)
+            && (!a.is_file() || a.size == b.size);
+        if !alike || self.rules.steers_merge(&node.xattrs) {
+            return Ok(false);
+        }
+        let xattrs = xattr::read(lower.fd.as_fd())?;
+        if a.is_file() && self.rules.steers_merge(&xattrs) {
+            // Its data lies elsewhere (metacopy).
+            return Ok(false);
+        }
+        if node.xattrs != self.rules.visible(xattrs) {
+            return Ok(false);
+        }
+        match a.file_type {
+            FileType::Symlink => Ok(node.target == read_link(lower.fd.as_fd())?),
+            FileType::RegularFile if a.size > 0 => {
+                let flags = OFlags::RDONLY | OFlags::NOATIME;
+                let upper = reopen(fd.as_fd(), flags)?;
+                let lower = reopen(lower.fd.as_fd(), flags)?;
+                equal_files(upper.as_fd(), lower.as_fd(), a.size)
+            }
+            _ => Ok(true),
+        }
+    }
+}
+
+fn read_link(fd: BorrowedFd<'_>) -> rustix::io::Result<Vec<u8>> {
+    readlinkat(fd, c"", Vec::new()).map(|target| target.into_bytes())
+}
+
+/// Gives each inode with several names one that holds it, the first, and lets
+/// the others point there. Done anew for each scan: renaming a directory moves
+/// names without touching the inodes.
+fn link(nodes: &mut [Found], rules: Rules) {
+    let mut groups: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (at, found) in nodes.iter().enumerate() {
+        let stat = &found.node.stat;
+        // Overlayfs links all whiteouts to one inode; that means nothing.
+        let whiteout = rules.is_overlay() && stat.is_null_device();
+        if stat.nlink > 1 && !stat.is_dir() && !found.node.mount_point && !whiteout {
+            groups.entry(stat.ino).or_default().push(at);
+        }
+    }
+    for names in groups.values() {
+        let known = names.iter().find_map(|at| match &nodes[*at].node.content {
+            Content::Known(content) => Some(content.clone()),
+            Content::None | Content::Unread => None,
+        });
+        let first: Arc<[u8]> = (*nodes[names[0]].path).into();
+        for (place, at) in names.iter().enumerate() {
+            let link_to = (place > 0).then(|| first.clone());
+            let node = &mut nodes[*at].node;
+            let unread = matches!(node.content, Content::Unread);
+            if node.link_to != link_to || unread && known.is_some() {
+                let node = Arc::make_mut(node);
+                node.link_to = link_to;
+                if let (true, Some(known)) = (unread, &known) {
+                    node.content = Content::Known(known.clone());
+                }
+            }
+        }
+    }
+}
+
+fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let mut kept = 0;
+    for found in nodes {
+        let old = index.nodes.get(&found.path);
+        kept += usize::from(old.is_some());
+        let node = &found.node;
+        let unchanged = match old {
+            Some(old) => {
+                Arc::ptr_eq(old, node)
+                    || old.nets_out && node.nets_out
+                    || old.same_effect(node, rules)
+            }
+            None => node.nets_out,
+        };
+        if unchanged {
+            continue;
+        }
+        let entry = file_kind(node, rules);
+        let kind = match (entry, old) {
+            (FileKind::Whiteout, _) => ChangeKind::Removed,
+            (_, Some(old)) if file_kind(old, rules) == FileKind::Whiteout => ChangeKind::Added,
+            (_, None) if !found.over => ChangeKind::Added,
+            _ => ChangeKind::Changed,
+        };
+        changes.push(Change {
+            path: found.path.to_vec(),
+            kind,
+            entry,
+            size: match entry {
+                FileKind::File => node.stat.size,
+                _ => 0,
+            },
+        });
+    }
+    if kept < index.nodes.len() {
+        let here: HashSet<&[u8]> = nodes.iter().map(|found| &*found.path).collect();
+        for (path, old) in &index.nodes {
+            let entry = file_kind(old, rules);
+            if here.contains(&**path) || old.nets_out && entry == FileKind::Whiteout {
+                continue;
+            }
+            changes.push(Change {
+                path: path.to_vec(),
+                kind: match entry {
+                    // What it hid is visible again.
+                    FileKind::Whiteout => ChangeKind::Added,
+                    _ => ChangeKind::Removed,
+                },
+                entry,
+                size: 0,
+            });
+        }
+        changes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    }
+    changes
+}
+
+fn file_kind(node: &Node, rules: Rules) -> FileKind {
+    match node.stat.file_type {
+        FileType::Directory => FileKind::Dir,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::RegularFile => FileKind::File,
+        _ if rules.is_overlay() && node.stat.is_null_device() => FileKind::Whiteout,
+        _ => FileKind::Special,
+    }
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What Crab does to a container: driving its OCI runtime, freezing it, and
+//! reading and writing the two halves of a checkpoint.
+//!
+//! * [`oci`] runs `runc` (or a command line like it), [`reaper`] collects the
+//!   exits of everything below this process.
+//! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
+//!   processes matter and whether they ran.
+//! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
+//!   process half.
+//! * [`netns`] and [`mount`] keep what must outlive the container's processes.
+//!
+//! Nothing here decides when to checkpoint: that is the shim's.
+
+pub mod cgroup;
+pub mod criu;
+pub mod files;
+pub mod mount;
+pub mod netns;
+pub mod oci;
+pub mod overlay;
+pub mod procs;
+pub mod reaper;

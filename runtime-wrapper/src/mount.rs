@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Mounting a container's root, and finding the memory-backed mounts in it.
+//!
+//! The client hands the shim a list of mounts in the form of fstab (type,
+//! source, options); a root is usually one overlay.
+
+use std::{
+    fs, io,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_change, unmount};
+use thiserror::Error;
+
+/// Why something could not be mounted or unmounted.
+#[derive(Debug, Error)]
+#[error("{verb} {target}: {source}")]
+pub struct MountError {
+    verb: &'static str,
+    target: PathBuf,
+    source: io::Error,
+}
+
+impl MountError {
+    fn new(verb: &'static str, target: &Path, source: impl Into<io::Error>) -> Self {
+        Self {
+            verb,
+            target: target.to_path_buf(),
+            source: source.into(),
+        }
+    }
+}
+
+/// One mount as a client describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MountRequest {
+    /// The file system's type, e.g. `overlay` or `bind`.
+    pub kind: String,
+    /// The source.
+    pub source: String,
+    /// Where below the root; empty for the root itself.
+    pub target: String,
+    /// Options as in fstab.
+    pub options: Vec<String>,
+}
+
+/// Splits options into mount flags and what the file system itself gets.
+fn split_options(options: &[String]) -> (MountFlags, Vec<&str>) {
+    let mut flags = MountFlags::empty();
+    let mut data = Vec::new();
+    for option in options {
+        match option.as_str() {
+            "ro" => flags |= MountFlags::RDONLY,
+            "rw" | "defaults" | "" | "async" | "suid" | "dev" | "exec" => {}
+            "nosuid" => flags |= MountFlags::NOSUID,
+            "nodev" => flags |= MountFlags::NODEV,
+            "noexec" => flags |= MountFlags::NOEXEC,
+            "noatime" => flags |= MountFlags::NOATIME,
+            "relatime" => flags |= MountFlags::RELATIME,
+            "bind" => flags |= MountFlags::BIND,
+            "rbind" => flags |= MountFlags::BIND | MountFlags::REC,
+            other => data.push(other),
+        }
+    }
+    (flags, data)
+}
+
+/// Mounts one request at `root` (or below it).
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn mount_request(request: &MountRequest, root: &Path) -> Result<(), MountError> {
+    let target = if request.target.is_empty() {
+        root.to_path_buf()
+    } else {
+        root.join(request.target.trim_start_matches('/'))
+    };
+    let (flags, data) = split_options(&request.options);
+    let bind = flags.contains(MountFlags::BIND);
+    let data = std::ffi::CString::new(data.join(","))
+        .map_err(|e| MountError::new("mount", &target, io::Error::other(e)))?;
+    let kind = if bind { "" } else { request.kind.as_str() };
+    mount(
+        request.source.as_str(),
+        &target,
+        kind,
+        flags,
+        data.as_c_str(),
+    )
+    .map_err(|e| MountError::new("mount", &target, e))?;
+    if bind && flags.contains(MountFlags::RDONLY) {
+        // A bind ignores every flag but the recursion at first (mount(2)).
+        rustix::mount::mount_remount(&target, flags, c"")
+            .map_err(|e| MountError::new("make read-only", &target, e))?;
+    }
+    Ok(())
+}
+
+/// Unmounts whatever is mounted at `target`, all of it; nothing there is no
+/// error. Lazily if it is busy: then what still uses it keeps it alive.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn unmount_all(target: &Path) -> Result<(), MountError> {
+    loop {
+        match unmount(target, UnmountFlags::empty()) {
+            Ok(()) => {}
+            // Not a mount point, or nothing there.
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
+            Err(rustix::io::Errno::BUSY) => {
+                unmount(target, UnmountFlags::DETACH)
+                    .map_err(|e| MountError::new("unmount", target, e))?;
+            }
+            Err(error) => return Err(MountError::new("unmount", target, error)),
+        }
+    }
+}
+
+/// Unmounts the one mount at `target`, or fails if something still uses it.
+///
+/// # Errors
+/// When it is busy or no mount point.
+pub fn unmount_strict(target: &Path) -> Result<(), MountError> {
+    unmount(target, UnmountFlags::empty()).map_err(|e| MountError::new("unmount", target, e))
+}
+
+/// Keeps later mounts below `target` out of other mount namespaces.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn make_private(target: &Path) -> Result<(), MountError> {
+    mount_change(
+        target,
+        rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
+    )
+    .map_err(|e| MountError::new("make private", target, e))
+}
+
+/// A writable tmpfs of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tmpfs {
+    /// Where, in the container, e.g. `/dev/shm`.
+    pub path: PathBuf,
+    /// Its superblock's device number, as `stat` tells it.
+    pub device: u64,
+}
+
+impl Tmpfs {
+    /// The name of the file in which CRIU keeps this mount's content
+    /// (`tmpfs-dev-%u.tar.gz` in its image-desc.c; the number is the kernel's
+    /// encoding of the device).
+    pub fn criu_image(&self) -> String {
+        let (major, minor) = (
+            rustix::fs::major(self.device),
+            rustix::fs::minor(self.device),
+        );
+        format!("tmpfs-dev-{}.tar.gz.img", (major << 20) | minor)
+    }
+}
+
+/// The writable tmpfs mounts that a process sees, in order of mounting.
+///
+/// # Errors
+/// When the process is gone.
+pub fn tmpfs_of(pid: i32) -> Result<Vec<Tmpfs>, MountError> {
+    let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
+    let table = fs::read(&path).map_err(|e| MountError::new("read", &path, e))?;
+    Ok(tmpfs_in(&table))
+}
+
+/// Parses proc_pid_mountinfo(5):
+/// `id parent major:minor root mountpoint options [optional...] - type source superoptions`.
+fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
+    let mut found: Vec<Tmpfs> = Vec::new();
+    for line in table.split(|byte| *byte == b'\n') {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        let Some(dash) = fields.iter().position(|f| *f == b"-") else {
+            continue;
+        };
+        let (Some(device), Some(root), Some(at), Some(options)) =
+            (fields.get(2), fields.get(3), fields.get(4), fields.get(5))
+        else {
+            continue;
+        };
+        let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(at)));
+        // A later mount at the same place hides the earlier one.
+        found.retain(|t| t.path != path);
+        let has = |list: &[u8], word: &[u8]| list.split(|b| *b == b',').any(|o| o == word);
+        let read_only = has(options, b"ro")
+            || fields
+                .get(dash + 3)
+                .is_some_and(|super_| has(super_, b"ro"));
+        let below = |dir: &str| path.starts_with(dir);
+        if fields.get(dash + 1) != Some(&b"tmpfs".as_slice())
+            || *root != b"/"
+            || read_only
+            || below("/proc")
+            || below("/sys")
+        {
+            continue;
+        }
+        let numbers = std::str::from_utf8(device)
+            .ok()
+            .and_then(|text| text.split_once(':'));
+        let Some((Ok(major), Ok(minor))) = numbers.map(|(a, b)| (a.parse(), b.parse())) else {
+            continue;
+        };
+        found.push(Tmpfs {
+            path,
+            device: rustix::fs::makedev(major, minor),
+        });
+    }
+    found
+}
+
+/// Undoes mountinfo's octal escapes (`\040` is a space).
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = tail
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_writable_tmpfs_of_the_container_itself_counts() {
+        let table = b"\
+1 0 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a\n\
+2 1 0:51 / /dev rw,nosuid - tmpfs tmpfs rw,size=65536k\n\
+3 2 0:52 / /dev/shm rw - tmpfs shm rw\n\
+4 1 0:53 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs rw\n\
+5 1 0:54 / /proc/acpi ro - tmpfs tmpfs ro\n\
+6 1 0:55 / /run\\040x rw shared:5 - tmpfs tmpfs rw\n\
+7 1 0:24 /host /mnt rw - tmpfs tmpfs rw\n\
+8 3 0:56 / /dev/shm rw - tmpfs shm2 rw\n\
+9 1 8:1 / /data rw - ext4 /dev/sda rw\n";
+        let found = tmpfs_in(table);
+        let paths: Vec<_> = found.iter().map(|t| t.path.to_str().unwrap()).collect();
+        assert_eq!(paths, ["/dev", "/run x", "/dev/shm"]);
+        assert_eq!(found[2].device, rustix::fs::makedev(0, 56));
+        assert_eq!(found[2].criu_image(), "tmpfs-dev-56.tar.gz.img");
+    }
+
+    #[test]
+    fn flags_and_data_are_told_apart() {
+        let options: Vec<String> = ["ro", "nosuid", "lowerdir=/a:/b", "index=off"]
+            .map(String::from)
+            .to_vec();
+        let (flags, data) = split_options(&options);
+        assert_eq!(flags, MountFlags::RDONLY | MountFlags::NOSUID);
+        assert_eq!(data, ["lowerdir=/a:/b", "index=off"]);
+    }
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The OCI runtime's command line: runc, or a program that understands runc's
+//! options (crun does, but for the log's format).
+//!
+//! Every call blocks until the program has ended; callers run it off the async
+//! runtime. The reason of a failure is what the runtime itself wrote as its last
+//! error (`--log-format json`), the one place where its text is read.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use thiserror::Error;
+
+use crate::reaper::Reaper;
+
+/// Why a call of the runtime failed.
+#[derive(Debug, Error)]
+pub enum OciError {
+    /// The program could not be started.
+    #[error("run {program}: {source}")]
+    Spawn {
+        /// The runtime's program.
+        program: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The program said no.
+    #[error("{verb} failed (exit {status}): {reason}")]
+    Failed {
+        /// The runtime's verb.
+        verb: &'static str,
+        /// Its exit code.
+        status: u32,
+        /// Its own last error.
+        reason: String,
+    },
+    /// The program succeeded, but left no pid.
+    #[error("{verb} left no process id in {path}: {source}")]
+    PidFile {
+        /// The runtime's verb.
+        verb: &'static str,
+        /// The pid file.
+        path: PathBuf,
+        /// Why it could not be read.
+        source: io::Error,
+    },
+}
+
+/// What a started process has as its stdin, stdout and stderr; none is the
+/// host's `/dev/null`, which CRIU could not dump, but a pipe or a terminal.
+#[derive(Debug, Default)]
+pub struct Stdio3 {
+    /// The container's end of stdin.
+    pub stdin: Option<OwnedFd>,
+    /// The container's end of stdout.
+    pub stdout: Option<OwnedFd>,
+    /// The container's end of stderr.
+    pub stderr: Option<OwnedFd>,
+}
+
+/// Where a process image is read from, and what CRIU may need beside it.
+#[derive(Debug, Clone)]
+pub struct ImagePaths {
+    /// The directory with CRIU's images.
+    pub images: PathBuf,
+    /// Where CRIU puts its log and its scratch files.
+    pub work: PathBuf,
+}
+
+/// What of a container's surroundings a checkpoint may hold or leave out
+/// (`runc checkpoint`'s options).
+#[derive(Debug, Clone, Default)]
+pub struct CheckpointOptions {
+    /// Leave the container running.
+    pub leave_running: bool,
+    /// Keep established TCP connections.
+    pub tcp_established: bool,
+    /// Allow unix sockets whose other end is outside.
+    pub ext_unix_sk: bool,
+    /// Keep file locks.
+    pub file_locks: bool,
+    /// Allow a terminal whose master is outside.
+    pub shell_job: bool,
+}
+
+impl CheckpointOptions {
+    fn arguments(&self) -> Vec<&'static str> {
+        [
+            (self.tcp_established, "--tcp-established"),
+            (self.ext_unix_sk, "--ext-unix-sk"),
+            (self.file_locks, "--file-locks"),
+            (self.shell_job, "--shell-job"),
+        ]
+        .into_iter()
+        .filter_map(|(wanted, option)| wanted.then_some(option))
+        .collect()
+    }
+}
+
+/// One container as the runtime knows it.
+#[derive(Clone)]
+pub struct Runtime {
+    /// The program, e.g. `runc`.
+    pub program: PathBuf,
+    /// The runtime's state directory (`--root`).
+    pub root: PathBuf,
+    /// The container's id.
+    pub id: String,
+    /// The bundle, where also the runtime's log is.
+    pub bundle: PathBuf,
+    /// Let systemd make the cgroup (`--systemd-cgroup`).
+    pub systemd_cgroup: bool,
+    /// Do not use pivot_root (`--no-pivot`).
+    pub no_pivot: bool,
+    /// Collects the runtime's exits.
+    pub reaper: Reaper,
+}
+
+impl Runtime {
+    fn log_path(&self) -> PathBuf {
+        self.bundle.join("log.json")
+    }
+
+    fn command(&self, verb: &'static str) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("--root")
+            .arg(&self.root)
+            .arg("--log")
+            .arg(self.log_path())
+            .args(["--log-format", "json"]);
+        if self.systemd_cgroup {
+            command.arg("--systemd-cgroup");
+        }
+        command.arg(verb).current_dir(&self.bundle);
+        command
+    }
+
+    fn spawn_error(&self, source: io::Error) -> OciError {
+        OciError::Spawn {
+            program: self.program.clone(),
+            source,
+        }
+    }
+
+    fn failed(&self, verb: &'static str, status: u32, stderr: &[u8]) -> OciError {
+        let reason = last_error(&self.log_path())
+            .or_else(|| {
+                let text = String::from_utf8_lossy(stderr);
+                text.lines()
+                    .rev()
+                    .find(|l| !l.trim().is_empty())
+                    .map(str::to_string)
+            })
+            .unwrap_or_else(|| "it gave no reason".into());
+        OciError::Failed {
+            verb,
+            status,
+            reason,
+        }
+    }
+
+    /// Runs a verb whose output does not matter.
+    fn run(&self, verb: &'static str, mut command: Command) -> Result<(), OciError> {
+        // The log is per call: the last error in it is this call's.
+        let _ = fs::remove_file(self.log_path());
+        command.stdout(Stdio::null());
+        let (status, stderr) = self
+            .reaper
+            .output(&mut command)
+            .map_err(|source| self.spawn_error(source))?;
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(self.failed(verb, status, &stderr))
+        }
+    }
+
+    /// Runs a verb that leaves a process behind, with that process's stdio.
+    fn launch(
+        &self,
+        verb: &'static str,
+        mut command: Command,
+        pid_file: &Path,
+        stdio: Stdio3,
+    ) -> Result<i32, OciError> {
+        let _ = fs::remove_file(self.log_path());
+        let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
+        command
+            .stdin(of(stdio.stdin))
+            .stdout(of(stdio.stdout))
+            .stderr(of(stdio.stderr));
+        let (_child, exit) = self
+            .reaper
+            .spawn(&mut command)
+            .map_err(|source| self.spawn_error(source))?;
+        // Ours of the container's ends are in `command`; the pipes must not
+        // stay open here, or their end would never be seen.
+        drop(command);
+        let exit = exit
+            .blocking_recv()
+            .map_err(|_| self.spawn_error(io::Error::other("the reaper is gone")))?;
+        if exit.status != 0 {
+            return Err(self.failed(verb, exit.status, b""));
+        }
+        let pid = fs::read_to_string(pid_file).and_then(|text| {
+            text.trim()
+                .parse()
+                .map_err(|_| io::Error::other(format!("not a number: {text:?}")))
+        });
+        pid.map_err(|source| OciError::PidFile {
+            verb,
+            path: pid_file.to_path_buf(),
+            source,
+        })
+    }
+
+    fn pid_file(&self, name: &str) -> PathBuf {
+        self.bundle.join(format!("{name}.pid"))
+    }
+
+    /// `create`: everything of the container but its program runs.
+    ///
+    /// # Errors
+    /// When the runtime cannot be run, or refuses.
+    pub fn create(&self, console: Option<&Path>, stdio: Stdio3) -> Result<i32, OciError> {
+        let pid_file = self.pid_file("init");
+        let mut command = self.command("create");
+        command.arg("--bundle").arg(&self.bundle);
+        command.arg("--pid-file").arg(&pid_file);
+        if let Some(socket) = console {
+            command.arg("--console-socket").arg(socket);
+        }
+        if self.no_pivot {
+            command.arg("--no-pivot");
+        }
+        command.arg(&self.id);
+        self.launch("create", command, &pid_file, stdio)
+    }
+
+    /// `start`: the container's program begins.
+    ///
+    /// # Errors
+    /// When the runtime refuses.
+    pub fn start(&self) -> Result<(), OciError> {
+        let mut command = self.command("start");
+        command.arg(&self.id);
+        self.run("start", command)
+    }
+
+    /// `exec`: a further process, described by an OCI process specification.
+    ///
+    /// # Errors
+    /// When the runtime refuses, e.g. because there is no such program.
+    pub fn exec(
+        &self,
+        exec_id: &str,
+        process: &Path,
+        console: Option<&Path>,
+        stdio: Stdio3,
+    ) -> Result<i32, OciError> {
+        let pid_file = self.pid_file(exec_id);
+        let mut command = self.command("exec");
+        command.arg("--process").arg(process);
+        command.arg("--pid-file").arg(&pid_file);
+        if let Some(socket) = console {
+            command.arg("--console-socket").arg(socket);
+        }
+        command.arg("--detach").arg(&self.id);
+        let pid = self.launch("exec", command, &pid_file, stdio);
+        let _ = fs::remove_file(&pid_file);
+        pid
+    }
+
+    /// `delete --force`: kills what is left and removes the container's cgroup
+    /// and state. A container that the runtime does not know is no error.
+    ///
+    /// # Errors
+    /// When the runtime refuses.
+    pub fn delete(&self) -> Result<(), OciError> {
+        let mut command = self.command("delete");
+        command.arg("--force").arg(&self.id);
+        self.run("delete", command)
+    }
+
+    /// `update`: new resource limits, as an OCI `linux.resources` object.
+    ///
+    /// # Errors
+    /// When the runtime refuses.
+    pub fn update(&self, resources: &Path) -> Result<(), OciError> {
+        let mut command = self.command("update");
+        command.arg("--resources").arg(resources).arg(&self.id);
+        self.run("update", command)
+    }
+
+    /// `checkpoint`: a process image by CRIU.
+    ///
+    /// # Errors
+    /// When CRIU cannot dump the container; its own reason is in the log in
+    /// `paths.work` (see [`crate::criu::dump_error`]).
+    pub fn checkpoint(
+        &self,
+        paths: &ImagePaths,
+        options: &CheckpointOptions,
+    ) -> Result<(), OciError> {
+        let mut command = self.command("checkpoint");
+        command.arg("--image-path").arg(&paths.images);
+        command.arg("--work-path").arg(&paths.work);
+        if options.leave_running {
+            command.arg("--leave-running");
+        }
+        command.args(options.arguments()).arg(&self.id);
+        self.run("checkpoint", command)
+    }
+
+    /// `restore`: a container's processes from an image, running.
+    ///
+    /// # Errors
+    /// When CRIU cannot restore them.
+    pub fn restore(
+        &self,
+        paths: &ImagePaths,
+        options: &CheckpointOptions,
+        console: Option<&Path>,
+        stdio: Stdio3,
+    ) -> Result<i32, OciError> {
+        let pid_file = self.pid_file("init");
+        let mut command = self.command("restore");
+        command.arg("--bundle").arg(&self.bundle);
+        command.arg("--pid-file").arg(&pid_file);
+        command.arg("--image-path").arg(&paths.images);
+        command.arg("--work-path").arg(&paths.work);
+        command.args(["--detach", "--no-subreaper"]);
+        if let Some(socket) = console {
+            command.arg("--console-socket").arg(socket);
+        }
+        if self.no_pivot {
+            command.arg("--no-pivot");
+        }
+        command.args(options.arguments()).arg(&self.id);
+        self.launch("restore", command, &pid_file, stdio)
+    }
+}
+
+/// The last error that the runtime wrote into its log: lines of JSON with
+/// `level` and `msg` (logrus in runc; crun writes the same two fields).
+fn last_error(log: &Path) -> Option<String> {
+    let text = fs::read_to_string(log).ok()?;
+    text.lines().rev().find_map(|line| {
+        let entry: serde_json::Value = serde_json::from_str(line).ok()?;
+        let level = entry.get("level")?.as_str()?;
+        matches!(level, "error" | "fatal" | "panic")
+            .then(|| entry.get("msg")?.as_str().map(str::to_string))?
+    })
+}
+
+/// Where a program is: itself if it names a path, else by `PATH`.
+pub fn find_program(name: &Path) -> Option<PathBuf> {
+    if name.components().count() > 1 {
+        return name.exists().then(|| name.to_path_buf());
+    }
+    let path = std::env::var_os("PATH")
+        .unwrap_or_else(|| OsString::from("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"));
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|candidate| candidate.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_error_of_the_log_is_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log.json");
+        fs::write(
+            &log,
+            concat!(
+                r#"{"level":"error","msg":"first","time":"t"}"#,
+                "\n",
+                r#"{"level":"error","msg":"exec failed: no such file","time":"t"}"#,
+                "\n",
+                r#"{"level":"info","msg":"bye","time":"t"}"#,
+                "\nnot json\n"
+            ),
+        )
+        .unwrap();
+        assert_eq!(
+            last_error(&log).as_deref(),
+            Some("exec failed: no such file")
+        );
+        assert_eq!(last_error(&dir.path().join("none")), None);
+    }
+
+    #[test]
+    fn a_program_is_found_by_name_and_by_path() {
+        assert!(find_program(Path::new("sh")).is_some());
+        assert!(find_program(Path::new("/bin/sh")).is_some());
+        assert!(find_program(Path::new("no-such-program-here")).is_none());
+        assert!(find_program(Path::new("/no/such/program")).is_none());
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one place that collects exits.
+//!
+//! A shim is the subreaper of everything below it: the runtime's own short
+//! processes, the containers' init processes and what was exec'd into them. One
+//! thread waits for any child and hands the exit to whoever asked for that pid.
+//! An exit that arrives before anyone asked (runc is gone, its pid file not yet
+//! read) is parked, not dropped.
+//!
+//! Nothing else in the process may wait for children: an exit is told once.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::SystemTime,
+};
+
+use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
+use tokio::sync::oneshot;
+
+/// How many exits nobody asked for are kept. Orphans of a container are
+/// reparented to the shim when its init is gone, and nobody ever asks for them.
+const PARKED: usize = 512;
+
+/// The end of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// Exit code, or 128 plus the number of the signal that killed it, as
+    /// containerd counts.
+    pub status: u32,
+    /// When it was reaped.
+    pub at: SystemTime,
+}
+
+#[derive(Default)]
+struct State {
+    waiters: HashMap<i32, Vec<oneshot::Sender<Exit>>>,
+    parked: VecDeque<(i32, Exit)>,
+    children_made: u64,
+}
+
+/// Collects exits; see the module. Clones share one thread.
+#[derive(Clone)]
+pub struct Reaper {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Reaper {
+    /// Makes this process a subreaper and starts to collect.
+    ///
+    /// # Errors
+    /// When the kernel refuses the subreaper flag or a thread.
+    pub fn start() -> io::Result<Self> {
+        set_child_subreaper(Pid::from_raw(1))?;
+        let reaper = Self {
+            shared: Arc::new((Mutex::default(), Condvar::new())),
+        };
+        let this = reaper.clone();
+        thread::Builder::new()
+            .name("reaper".into())
+            .stack_size(128 * 1024)
+            .spawn(move || this.collect())?;
+        Ok(reaper)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held leaves a map that is still whole.
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn collect(&self) {
+        loop {
+            let seen = self.state().children_made;
+            match wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) => {
+                    let status = match (status.exit_status(), status.terminating_signal()) {
+                        (Some(code), _) => code as u32,
+                        (None, Some(signal)) => 128 + signal as u32,
+                        (None, None) => continue,
+                    };
+                    self.deliver(
+                        pid.as_raw_nonzero().get(),
+                        Exit {
+                            status,
+                            at: SystemTime::now(),
+                        },
+                    );
+                }
+                Err(rustix::io::Errno::CHILD) => {
+                    // No child at all. One can only come from a spawn: an
+                    // orphan is reparented to us by the exit of a child of ours
+                    // that we have not reaped yet.
+                    let mut state = self.state();
+                    while state.children_made == seen {
+                        state = self
+                            .shared
+                            .1
+                            .wait(state)
+                            .unwrap_or_else(PoisonError::into_inner);
+                    }
+                }
+                Ok(None) | Err(_) => {}
+            }
+        }
+    }
+
+    fn deliver(&self, pid: i32, exit: Exit) {
+        let mut state = self.state();
+        match state.waiters.remove(&pid) {
+            Some(waiters) => {
+                for waiter in waiters {
+                    // Whoever asked may be gone; then nobody cares.
+                    let _ = waiter.send(exit);
+                }
+            }
+            None => {
+                if state.parked.len() == PARKED {
+                    state.parked.pop_front();
+                }
+                state.parked.push_back((pid, exit));
+            }
+        }
+    }
+
+    /// The exit of `pid`, a child of this process or about to become one,
+    /// whether it is still to come or has come already.
+    pub fn exit_of(&self, pid: i32) -> oneshot::Receiver<Exit> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        if let Some(at) = state.parked.iter().position(|(p, _)| *p == pid) {
+            if let Some((_, exit)) = state.parked.remove(at) {
+                let _ = sender.send(exit);
+            }
+        } else {
+            state.waiters.entry(pid).or_default().push(sender);
+        }
+        receiver
+    }
+
+    /// Starts a command whose exit is told through the receiver.
+    ///
+    /// # Errors
+    /// When the command cannot be started.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<(Child, oneshot::Receiver<Exit>)> {
+        let (sender, receiver) = oneshot::channel();
+        // Held over the fork, so that the exit finds its waiter.
+        let mut state = self.state();
+        let child = command.spawn()?;
+        let pid = child.id() as i32;
+        // A parked exit of an earlier process with this pid is not this one's.
+        state.parked.retain(|(p, _)| *p != pid);
+        state.waiters.entry(pid).or_default().push(sender);
+        state.children_made += 1;
+        drop(state);
+        self.shared.1.notify_all();
+        Ok((child, receiver))
+    }
+
+    /// Runs a command to its end with what it prints, blocking this thread.
+    /// Its exit code is 128 plus the signal's number if one killed it.
+    ///
+    /// # Errors
+    /// When the command cannot be started or its output not be read.
+    pub fn output(&self, command: &mut Command) -> io::Result<(u32, Vec<u8>)> {
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        let (mut child, exit) = self.spawn(command)?;
+        let mut text = Vec::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            io::Read::read_to_end(&mut stderr, &mut text)?;
+        }
+        let exit = exit
+            .blocking_recv()
+            .map_err(|_| io::Error::other("the reaper is gone"))?;
+        Ok((exit.status, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // One test: the reaper takes every child of the test process.
+    #[test]
+    fn every_exit_reaches_whoever_asked_before_or_after() {
+        let reaper = Reaper::start().unwrap();
+        let (status, text) = reaper
+            .output(Command::new("sh").args(["-c", "echo no >&2; exit 3"]))
+            .unwrap();
+        assert_eq!((status, text.as_slice()), (3, b"no\n".as_slice()));
+
+        let (child, exit) = reaper
+            .spawn(Command::new("sh").args(["-c", "kill -9 $$"]))
+            .unwrap();
+        assert!(child.id() > 0);
+        assert_eq!(exit.blocking_recv().unwrap().status, 137);
+
+        // An orphan is reparented to us, and asked for only when it is gone.
+        let dir = tempfile::tempdir().unwrap();
+        let pid_file = dir.path().join("pid");
+        let script = format!("(exit 7) & echo $! > {}; exit 0", pid_file.display());
+        let (status, _) = reaper
+            .output(Command::new("sh").args(["-c", &script]))
+            .unwrap();
+        assert_eq!(status, 0);
+        let (_, exit) = reaper
+            .spawn(Command::new("sh").args([
+                "-c",
+                &format!("(sleep 0.2; exit 9) & echo $! > {}", pid_file.display()),
+            ]))
+            .unwrap();
+        exit.blocking_recv().unwrap();
+        let orphan: i32 = std::fs::read_to_string(&pid_file)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        assert_eq!(reaper.exit_of(orphan).blocking_recv().unwrap().status, 9);
+    }
+}

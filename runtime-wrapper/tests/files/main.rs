@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! File images against real overlays and tmpfs mounts. Needs root.
+
+mod changes;
+mod harness;
+mod hostile;
+mod overlay;
+mod round_trip;
+mod tmpfs;
