@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which sandboxes are watched, and what they did.
+//!
+//! Owns the maps' contents: it is their only writer in user space. The list of
+//! watches lives in the kernel too (`members`), so a tracer that takes over
+//! knows them, and their counters go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use aya::maps::{Array, HashMap, MapData, MapError};
+use thiserror::Error;
+
+use crate::counters::{Counters, Effects, Member, MemberWords, add};
+use crate::ids::{CgroupId, Device};
+use crate::pins::{self, CloseError, OpenError, Pins};
+use crate::refusal::one_line;
+
+/// How many superblocks one sandbox may call its own (`CRAB_MAX_DEVICES`).
+pub const MAX_DEVICES: usize = 32;
+
+/// Only if the key is new (BPF_NOEXIST).
+const NO_EXIST: u64 = 1;
+
+/// Why a sandbox is not watched.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    /// More superblocks than the kernel side has room for.
+    #[error("cgroup {cgroup} has {count} devices, more than {MAX_DEVICES}")]
+    TooManyDevices {
+        /// Whose.
+        cgroup: CgroupId,
+        /// How many.
+        count: usize,
+    },
+    /// A map refused; it is full, most likely.
+    #[error("{verb} for cgroup {cgroup}: {}", one_line(.source))]
+    Map {
+        /// What was tried.
+        verb: &'static str,
+        /// For whom.
+        cgroup: CgroupId,
+        /// What the kernel said.
+        source: MapError,
+    },
+}
+
+/// Why there are no counts.
+#[derive(Debug, Error)]
+pub enum EffectsError {
+    /// Nobody asked for this cgroup to be watched.
+    #[error("cgroup {cgroup} is not watched")]
+    NotWatched {
+        /// Which.
+        cgroup: CgroupId,
+    },
+    /// A map refused.
+    #[error("read the counters of cgroup {cgroup}: {}", one_line(.source))]
+    Map {
+        /// Whose.
+        cgroup: CgroupId,
+        /// What the kernel said.
+        source: MapError,
+    },
+}
+
+/// The attached programs and their maps.
+///
+/// Dropping it leaves the programs counting, for the next one to take over.
+pub struct Tracer {
+    pins: Pins,
+    sandboxes: HashMap<MapData, u64, Counters>,
+    devices: HashMap<MapData, u64, Counters>,
+    members: HashMap<MapData, u64, MemberWords>,
+    lost: Array<MapData, u64>,
+    /// What `members` holds.
+    watched: BTreeMap<CgroupId, Member>,
+}
+
+impl std::fmt::Debug for Tracer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracer")
+            .field("instance", &self.instance())
+            .field("watched", &self.watched)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tracer {
+    /// Takes over the programs pinned below `pin_dir`, if they are this
+    /// build's; otherwise loads, attaches and pins them. Mounts a BPF file
+    /// system there if it is on none.
+    ///
+    /// # Errors
+    /// When the host cannot trace, another tracer owns `pin_dir`, or the
+    /// kernel refuses a step.
+    pub fn open(pin_dir: &Path) -> Result<Self, OpenError> {
+        fn typed<T: TryFrom<aya::maps::Map, Error = MapError>>(
+            pins: &Pins,
+            name: &'static str,
+        ) -> Result<T, OpenError> {
+            T::try_from(pins.map(name)?).map_err(|source| OpenError::Map { name, source })
+        }
+        let pins = Pins::open(pin_dir)?;
+        let mut tracer = Self {
+            sandboxes: typed(&pins, pins::SANDBOXES)?,
+            devices: typed(&pins, pins::DEVICES)?,
+            members: typed(&pins, pins::MEMBERS)?,
+            lost: typed(&pins, pins::LOST_ANYWHERE)?,
+            watched: BTreeMap::new(),
+            pins,
+        };
+        tracer.recall().map_err(|source| OpenError::Map {
+            name: pins::MEMBERS,
+            source,
+        })?;
+        Ok(tracer)
+    }
+
+    /// Names this load of the programs: another one, another name.
+    #[must_use]
+    pub fn instance(&self) -> &str {
+        self.pins.instance()
+    }
+
+    /// Names the period for which `cgroup` was counted without interruption:
+    /// counters are comparable only within one. It differs between loads of
+    /// the programs, and between watches of the same cgroup with a gap between.
+    #[must_use]
+    pub fn period(&self, cgroup: CgroupId) -> Option<String> {
+        let member = self.watched.get(&cgroup)?;
+        Some(format!("{}.{:x}", self.instance(), member.period))
+    }
+
+    /// The cgroups that are watched, those of an earlier tracer included.
+    #[must_use]
+    pub fn watched(&self) -> Vec<CgroupId> {
+        self.watched.keys().copied().collect()
+    }
+
+    /// Counts for `cgroup` and its descendants, and what anyone does on
+    /// `devices`. For one that is watched already its counters go on, and
+    /// `devices` replaces the list it had.
+    ///
+    /// # Errors
+    /// When there are too many devices, or the maps are full. A watch that was
+    /// there is then as it was.
+    pub fn watch(&mut self, cgroup: CgroupId, devices: &[Device]) -> Result<(), WatchError> {
+        let wanted: BTreeSet<Device> = devices.iter().copied().filter(|d| d.0 != 0).collect();
+        if wanted.len() > MAX_DEVICES {
+            return Err(WatchError::TooManyDevices {
+                cgroup,
+                count: wanted.len(),
+            });
+        }
+        let had = self.watched.get(&cgroup).cloned();
+        let done = self
+            .count_devices(&wanted)
+            .and_then(|()| self.enlist(cgroup, &wanted));
+        if let Err((verb, source)) = done {
+            self.release(&wanted);
+            if had.is_none() {
+                let _ = self.sandboxes.remove(&cgroup.0);
+            }
+            return Err(WatchError::Map {
+                verb,
+                cgroup,
+                source,
+            });
+        }
+        if let Some(had) = had {
+            self.release(&had.devices.into_iter().collect());
+        }
+        Ok(())
+    }
+
+    /// Stops counting for `cgroup`. False if it was not watched.
+    ///
+    /// # Errors
+    /// When the maps refuse.
+    pub fn unwatch(&mut self, cgroup: CgroupId) -> Result<bool, WatchError> {
+        let Some(member) = self.watched.remove(&cgroup) else {
+            return Ok(false);
+        };
+        // In this order: what is left by a death halfway, recall() completes.
+        let removed = absent_is_fine(self.members.remove(&cgroup.0))
+            .and_then(|()| absent_is_fine(self.sandboxes.remove(&cgroup.0)));
+        self.release(&member.devices.into_iter().collect());
+        removed.map(|()| true).map_err(|source| WatchError::Map {
+            verb: "remove the counters",
+            cgroup,
+            source,
+        })
+    }
+
+    /// What the sandbox in `cgroup` did since its watch began: a handful of
+    /// map lookups, a few microseconds.
+    ///
+    /// # Errors
+    /// When it is not watched.
+    pub fn effects(&self, cgroup: CgroupId) -> Result<Effects, EffectsError> {
+        let member = self
+            .watched
+            .get(&cgroup)
+            .ok_or(EffectsError::NotWatched { cgroup })?;
+        self.sum(cgroup, member)
+            .map(|words| Effects::from_words(&words))
+            .map_err(|source| EffectsError::Map { cgroup, source })
+    }
+
+    /// Detaches everything and removes every pin; a BPF file system that
+    /// [`Tracer::open`] mounted at the pin directory itself goes too.
+    ///
+    /// # Errors
+    /// When a pin cannot be removed. Programs are detached first.
+    pub fn close_and_unpin(self) -> Result<(), CloseError> {
+        let Self { pins, .. } = self;
+        pins.close()
+    }
+
+    fn sum(&self, cgroup: CgroupId, member: &Member) -> Result<Counters, MapError> {
+        const LOST: usize = 4;
+        let mut sum = member.base;
+        add(&mut sum, &self.sandboxes.get(&cgroup.0, 0)?);
+        for device in &member.devices {
+            add(&mut sum, &self.devices.get(&device.0, 0)?);
+        }
+        sum[LOST] = sum[LOST].saturating_add(self.lost.get(&0, 0)?);
+        Ok(sum)
+    }
+
+    fn count_devices(&mut self, wanted: &BTreeSet<Device>) -> Result<(), (&'static str, MapError)> {
+        for device in wanted {
+            exists_is_fine(self.devices.insert(device.0, Counters::default(), NO_EXIST))
+                .map_err(|source| ("add a device", source))?;
+        }
+        Ok(())
+    }
+
+    fn enlist(
+        &mut self,
+        cgroup: CgroupId,
+        wanted: &BTreeSet<Device>,
+    ) -> Result<(), (&'static str, MapError)> {
+        exists_is_fine(
+            self.sandboxes
+                .insert(cgroup.0, Counters::default(), NO_EXIST),
+        )
+        .map_err(|source| ("add counters", source))?;
+        let mut member = self
+            .watched
+            .get(&cgroup)
+            .cloned()
+            .unwrap_or_else(|| Member {
+                period: nanoseconds_since_boot(),
+                ..Member::default()
+            });
+        for gone in member.devices.iter().filter(|d| !wanted.contains(d)) {
+            let counted = self
+                .devices
+                .get(&gone.0, 0)
+                .map_err(|source| ("read a device's counters", source))?;
+            add(&mut member.base, &counted);
+        }
+        member.devices = wanted.iter().copied().collect();
+        self.members
+            .insert(cgroup.0, member.to_words(), 0)
+            .map_err(|source| ("note the devices", source))?;
+        self.watched.insert(cgroup, member);
+        Ok(())
+    }
+
+    /// Drops those of `devices` that no watched sandbox has any more. One that
+    /// cannot be dropped is swept by the next tracer, and harms nobody.
+    fn release(&mut self, devices: &BTreeSet<Device>) {
+        for device in devices {
+            if !self.watched.values().any(|m| m.devices.contains(device)) {
+                let _ = self.devices.remove(&device.0);
+            }
+        }
+    }
+
+    /// Learns what an earlier tracer watched, and completes what its death
+    /// left half done.
+    fn recall(&mut self) -> Result<(), MapError> {
+        let mut half_done = Vec::new();
+        for entry in self.members.iter() {
+            let (cgroup, words) = entry?;
+            self.watched
+                .insert(CgroupId(cgroup), Member::from_words(&words));
+        }
+        for cgroup in self.sandboxes.keys() {
+            let cgroup = cgroup?;
+            if !self.watched.contains_key(&CgroupId(cgroup)) {
+                half_done.push(cgroup);
+            }
+        }
+        for cgroup in half_done {
+            absent_is_fine(self.sandboxes.remove(&cgroup))?;
+        }
+        // The other way round (members without counters) has no meaning.
+        let sandboxes = &self.sandboxes;
+        self.watched
+            .retain(|cgroup, _| sandboxes.get(&cgroup.0, 0).is_ok());
+        let devices = self
+            .devices
+            .keys()
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .map(Device)
+            .collect();
+        self.release(&devices);
+        Ok(())
+    }
+}
+
+/// Unique for a cgroup: nothing can be unwatched and watched in the same one.
+fn nanoseconds_since_boot() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn exists_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error))
+            if error.io_error.kind() == std::io::ErrorKind::AlreadyExists =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}

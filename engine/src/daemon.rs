@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! crabd's life: elected, counting, serving, until it is idle or told to stop.
+//!
+//! Shutdown, in this order: the state closes (requests in flight are told to
+//! come again), the socket goes, connections end, and the lock with the
+//! process. A crabd started meanwhile waits for the lock.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use crab_api::tracer_ttrpc::create_tracer;
+use crab_api::ttrpc::r#async::Server;
+use crab_api::ttrpc::r#async::transport::Listener;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tracing::{info, warn};
+
+use crate::arguments::Arguments;
+use crate::endpoint::{Election, elect, listen, remove};
+use crate::service::Service;
+use crate::state::State;
+
+/// How often to look for dead shims and idleness.
+const SWEEP: Duration = Duration::from_millis(500);
+
+/// For how long connections may take to end.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    // Before the election: none of them may kill a crabd that holds the lock.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+
+    let lock = match elect(&arguments.socket)? {
+        Election::Won(lock) => lock,
+        Election::Lost => {
+            info!(
+                "another crabd already serves {}",
+                arguments.socket.display()
+            );
+            return Ok(());
+        }
+    };
+    let service = Service::new(State::open(&arguments.pin_dir));
+    let listener = UnixListener::from_std(listen(&arguments.socket, &lock)?)
+        .context("hand the socket to the runtime")?;
+    let mut server = Server::new()
+        .add_listener(Listener::from(listener))
+        .register_service(create_tracer(Arc::new(service.clone())));
+    server.start().await.context("start to serve")?;
+    info!("serving {}", arguments.socket.display());
+
+    let mut tick = interval(SWEEP);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let why = loop {
+        tokio::select! {
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            _ = tick.tick() => {
+                let now = Instant::now();
+                let mut state = service.state();
+                state.sweep(now);
+                if arguments.idle_exit().is_some_and(|limit| state.is_idle(limit, now)) {
+                    // Under the same lock: no watch can slip in between.
+                    state.close();
+                    break "idle";
+                }
+            }
+        }
+    };
+
+    info!("stopping: {why}");
+    service.state().close();
+    if let Err(error) = remove(&arguments.socket) {
+        warn!("remove {}: {error}", arguments.socket.display());
+    }
+    if timeout(FAREWELL, server.shutdown()).await.is_err() {
+        warn!("connections are still open");
+    }
+    drop(lock);
+    Ok(())
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! crabd, one per host: counts what sandboxes do, for the shims to ask.
+//!
+//! ```text
+//!   shim --Watch, Effects-->  service --> state { counting, registry }
+//!                                            ^
+//!   shims' deaths, idleness, signals --> daemon
+//! ```
+//!
+//! It is started by the first shim that finds none, or by systemd. A lock
+//! leaves one winner. The programs in the kernel outlive it: its successor
+//! takes them over and nothing passes uncounted. A container's life never
+//! hangs on it, so it holds nothing that shims could not tell it again.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod daemon;
+mod endpoint;
+mod registry;
+mod service;
+mod shim;
+mod state;
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::arguments::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crabd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&arguments.log).context("read the log filter")?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    // The starter's directory may be on a file system that wants unmounting.
+    std::env::set_current_dir("/").context("change to /")?;
+    // One thread: each answer is a few map lookups, and nothing blocks.
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?
+        .block_on(daemon::run(arguments))
+}

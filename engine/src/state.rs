@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What crabd holds: the kernel's counting, and for whom.
+//!
+//! Every operation is a few system calls and waits for nobody, so a plain
+//! mutex around it is held for microseconds.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crab_bpf::{CgroupId, Device, Effects, EffectsError, OpenError, Tracer, WatchError};
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use crate::registry::{Gone, Registry};
+use crate::shim::{Shim, ShimError};
+
+/// Why a request is not met.
+#[derive(Debug, Error)]
+pub(crate) enum Refusal {
+    /// Nothing is counted on this host.
+    #[error("effects are not counted: {0}")]
+    NotCounting(String),
+    /// On its way out; the next crabd will answer.
+    #[error("crabd is shutting down")]
+    Closing,
+    #[error("{0:?} is no sandbox (<namespace>/<id>)")]
+    Name(String),
+    #[error("sandbox {0} is not watched")]
+    Unknown(String),
+    #[error(transparent)]
+    Shim(#[from] ShimError),
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    #[error(transparent)]
+    Effects(#[from] EffectsError),
+}
+
+/// What a sandbox did, and in which period of counting.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub(crate) period: String,
+    pub(crate) effects: Effects,
+}
+
+/// For `crab` and the shims.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    pub(crate) programs: &'static str,
+    pub(crate) reason: String,
+    pub(crate) sandboxes: usize,
+    pub(crate) uptime_ms: u64,
+}
+
+#[derive(Debug)]
+enum Counting {
+    On(Box<Tracer>),
+    /// Why not, in one line.
+    Off(String),
+    Closed,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    counting: Counting,
+    registry: Registry<Shim>,
+    started: Instant,
+}
+
+impl State {
+    /// A host that cannot trace is served too: shims learn why from it.
+    pub(crate) fn open(pin_dir: &Path) -> Self {
+        let started = Instant::now();
+        let counting = match Tracer::open(pin_dir) {
+            Ok(tracer) => {
+                info!(
+                    instance = tracer.instance(),
+                    watched = tracer.watched().len(),
+                    took_ms = started.elapsed().as_millis(),
+                    "counting"
+                );
+                Counting::On(Box::new(tracer))
+            }
+            Err(reason) => {
+                warn!("not counting: {reason}");
+                if let OpenError::Program { source, .. } = &reason {
+                    info!("in full: {source:?}");
+                }
+                Counting::Off(reason.to_string())
+            }
+        };
+        let inherited = match &counting {
+            Counting::On(tracer) => tracer.watched(),
+            _ => Vec::new(),
+        };
+        Self {
+            counting,
+            registry: Registry::new(inherited, started),
+            started,
+        }
+    }
+
+    pub(crate) fn watch(
+        &mut self,
+        sandbox: &str,
+        cgroup: CgroupId,
+        devices: &[Device],
+        shim: u32,
+    ) -> Result<Counted, Refusal> {
+        self.registry.used(Instant::now());
+        let tracer = self.counting.tracer()?;
+        if !matches!(sandbox.split_once('/'), Some((ns, id)) if !ns.is_empty() && !id.is_empty())
+            || cgroup.0 == 0
+        {
+            return Err(Refusal::Name(sandbox.to_owned()));
+        }
+        let held = Shim::hold(shim)?;
+        tracer.watch(cgroup, devices)?;
+        let known = self.registry.cgroup(sandbox) == Some(cgroup);
+        if let Some(before) = self.registry.claim(sandbox, cgroup, held) {
+            self.counting.give_up(before);
+        }
+        if !known {
+            info!(sandbox, %cgroup, devices = ?devices.iter().map(ToString::to_string).collect::<Vec<_>>(), shim, "watching");
+        }
+        self.counting.read(cgroup)
+    }
+
+    pub(crate) fn unwatch(&mut self, sandbox: &str) {
+        self.registry.used(Instant::now());
+        // That it is unknown is fine: its shim says so twice, or to a new crabd.
+        if let Some(cgroup) = self.registry.drop(sandbox) {
+            info!(sandbox, %cgroup, "no longer watching");
+            self.counting.give_up(cgroup);
+        }
+    }
+
+    pub(crate) fn effects(&mut self, sandbox: &str) -> Result<Counted, Refusal> {
+        self.registry.used(Instant::now());
+        self.counting.tracer()?;
+        let cgroup = self
+            .registry
+            .cgroup(sandbox)
+            .ok_or_else(|| Refusal::Unknown(sandbox.to_owned()))?;
+        self.counting.read(cgroup)
+    }
+
+    pub(crate) fn summary(&mut self) -> Summary {
+        self.registry.used(Instant::now());
+        let (programs, reason) = match &self.counting {
+            Counting::On(_) => (crab_bpf::PROGRAMS, String::new()),
+            Counting::Off(reason) => ("none", reason.clone()),
+            Counting::Closed => ("none", Refusal::Closing.to_string()),
+        };
+        Summary {
+            programs,
+            reason,
+            sandboxes: self.registry.len(),
+            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Unwatches the sandboxes that nobody stands for any more.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        for (cgroup, why) in self.registry.sweep(now) {
+            match why {
+                Gone::ShimDied { sandbox } => {
+                    info!(sandbox, %cgroup, "no longer watching: its shim died");
+                }
+                Gone::Unclaimed => info!(%cgroup, "no longer watching: no shim renewed it"),
+            }
+            self.counting.give_up(cgroup);
+        }
+    }
+
+    /// Whether nobody has wanted anything for `limit`.
+    pub(crate) fn is_idle(&self, limit: std::time::Duration, now: Instant) -> bool {
+        self.registry.idle(now).is_some_and(|idle| idle >= limit)
+    }
+
+    /// Answers nobody any more, and removes the programs unless a sandbox
+    /// needs them to count on until the next crabd.
+    pub(crate) fn close(&mut self) {
+        let watched = self.registry.len();
+        let Counting::On(tracer) = std::mem::replace(&mut self.counting, Counting::Closed) else {
+            return;
+        };
+        if watched > 0 {
+            info!(watched, "leaving the programs to count");
+        } else if let Err(reason) = tracer.close_and_unpin() {
+            error!("{reason}");
+        }
+    }
+}
+
+impl Counting {
+    fn tracer(&mut self) -> Result<&mut Tracer, Refusal> {
+        match self {
+            Self::On(tracer) => Ok(tracer),
+            Self::Off(reason) => Err(Refusal::NotCounting(reason.clone())),
+            Self::Closed => Err(Refusal::Closing),
+        }
+    }
+
+    fn read(&mut self, cgroup: CgroupId) -> Result<Counted, Refusal> {
+        let tracer = self.tracer()?;
+        Ok(Counted {
+            period: tracer.period(cgroup).unwrap_or_default(),
+            effects: tracer.effects(cgroup)?,
+        })
+    }
+
+    fn give_up(&mut self, cgroup: CgroupId) {
+        if let Self::On(tracer) = self
+            && let Err(reason) = tracer.unwatch(cgroup)
+        {
+            error!("{reason}");
+        }
+    }
+}
