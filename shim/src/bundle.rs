@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The bundle: the directory and `config.json` that containerd hands over.
+//!
+//! The specification is read with the OCI types and changed as plain JSON, so
+//! that fields which this version does not know survive. As containerd wrote it,
+//! it stays beside as `config.crab.json`: a rollback starts from it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use oci_spec::runtime::{LinuxNamespaceType, Spec};
+use serde_json::{Value, json};
+
+/// The specification as the client gave it.
+const ORIGINAL: &str = "config.crab.json";
+/// The specification that the runtime reads.
+const CONFIG: &str = "config.json";
+
+/// A container's bundle.
+#[derive(Debug, Clone)]
+pub(crate) struct Bundle {
+    dir: PathBuf,
+    rootfs: PathBuf,
+    args: Vec<String>,
+    /// A network namespace of the container's own is asked for.
+    own_netns: bool,
+    original: Vec<u8>,
+}
+
+impl Bundle {
+    /// Reads the bundle in `dir`.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        let config = dir.join(CONFIG);
+        let original = fs::read(&config).with_context(|| format!("read {}", config.display()))?;
+        let spec: Spec = serde_json::from_slice(&original)
+            .with_context(|| format!("parse {}", config.display()))?;
+        let rootfs = spec
+            .root()
+            .as_ref()
+            .map_or_else(|| PathBuf::from("rootfs"), |root| root.path().clone());
+        let namespaces = spec
+            .linux()
+            .as_ref()
+            .and_then(|linux| linux.namespaces().clone())
+            .unwrap_or_default();
+        let has_user_ns = namespaces
+            .iter()
+            .any(|ns| ns.typ() == LinuxNamespaceType::User);
+        // In a user namespace the network namespace must belong to it; the
+        // runtime then makes it as ever.
+        let own_netns = !has_user_ns
+            && namespaces
+                .iter()
+                .any(|ns| ns.typ() == LinuxNamespaceType::Network && ns.path().is_none());
+        let args = spec
+            .process()
+            .as_ref()
+            .and_then(|process| process.args().clone())
+            .unwrap_or_default();
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            rootfs: if rootfs.is_absolute() {
+                rootfs
+            } else {
+                dir.join(rootfs)
+            },
+            args,
+            own_netns,
+            original,
+        })
+    }
+
+    /// The bundle's directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The container's root.
+    pub(crate) fn rootfs(&self) -> &Path {
+        &self.rootfs
+    }
+
+    /// The init's command.
+    pub(crate) fn args(&self) -> &[String] {
+        &self.args
+    }
+
+    /// The specification as the client gave it, byte for byte.
+    pub(crate) fn original(&self) -> &[u8] {
+        &self.original
+    }
+
+    /// Whether the container asks for a network namespace of its own.
+    pub(crate) fn wants_own_netns(&self) -> bool {
+        self.own_netns
+    }
+
+    /// Writes the specification for the runtime: with the network namespace
+    /// named, and, where containers of this bundle ran before, without the hooks
+    /// that set that namespace up.
+    pub(crate) fn write_config(&self, netns: Option<&Path>, again: bool) -> Result<()> {
+        let mut spec: Value = serde_json::from_slice(&self.original)?;
+        if let Some(path) = netns {
+            name_netns(&mut spec, path);
+        }
+        if again {
+            drop_network_hooks(&mut spec);
+        }
+        let original = self.dir.join(ORIGINAL);
+        if !original.exists() {
+            write(&original, &self.original)?;
+        }
+        write(&self.dir.join(CONFIG), &serde_json::to_vec(&spec)?)
+    }
+}
+
+/// Through a temporary file: the runtime never reads half of it.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let next = path.with_extension("next");
+    fs::write(&next, bytes)
+        .and_then(|()| fs::rename(&next, path))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+fn name_netns(spec: &mut Value, path: &Path) {
+    let namespaces = spec.pointer_mut("/linux/namespaces");
+    for namespace in namespaces
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        if namespace["type"] == "network" {
+            namespace["path"] = json!(path);
+        }
+    }
+}
+
+/// Docker's `libnetwork-setkey` hook moves interfaces into a new namespace; on a
+/// rollback the namespace, with its interfaces, is still there.
+fn drop_network_hooks(spec: &mut Value) {
+    let Some(hooks) = spec.get_mut("hooks").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for list in hooks.values_mut().filter_map(Value::as_array_mut) {
+        list.retain(|hook| {
+            let args = hook["args"].as_array();
+            !args.is_some_and(|args| args.iter().any(|arg| arg == "libnetwork-setkey"))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bundle(config: &Value) -> (tempfile::TempDir, Bundle) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(CONFIG), config.to_string()).unwrap();
+        let bundle = Bundle::open(dir.path()).unwrap();
+        (dir, bundle)
+    }
+
+    fn config() -> Value {
+        json!({
+            "ociVersion": "1.1.0",
+            "x-unknown": {"kept": true},
+            "process": {"cwd": "/", "args": ["sleep", "infinity"], "user": {"uid": 0, "gid": 0}},
+            "root": {"path": "rootfs"},
+            "hooks": {"prestart": [
+                {"path": "/proc/1/exe", "args": ["libnetwork-setkey", "-exec-root=/x", "id"]},
+                {"path": "/usr/bin/gpu-hook", "args": ["gpu-hook", "prestart"]},
+            ]},
+            "linux": {"namespaces": [{"type": "pid"}, {"type": "network"}]},
+        })
+    }
+
+    #[test]
+    fn the_namespace_is_named_and_unknown_fields_survive() {
+        let (dir, bundle) = bundle(&config());
+        assert!(bundle.wants_own_netns());
+        assert_eq!(bundle.rootfs(), dir.path().join("rootfs"));
+        assert_eq!(bundle.args(), ["sleep", "infinity"]);
+        bundle
+            .write_config(Some(Path::new("/run/x/net")), false)
+            .unwrap();
+        let written: Value =
+            serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
+        assert_eq!(written["linux"]["namespaces"][1]["path"], "/run/x/net");
+        assert_eq!(written["x-unknown"]["kept"], true);
+        assert_eq!(written["hooks"]["prestart"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_second_time_only_the_network_hook_is_left_out() {
+        let (dir, bundle) = bundle(&config());
+        bundle.write_config(None, false).unwrap();
+        bundle.write_config(None, true).unwrap();
+        let written: Value =
+            serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
+        let hooks = written["hooks"]["prestart"].as_array().unwrap();
+        assert_eq!(hooks.len(), 1);
+        assert_eq!(hooks[0]["path"], "/usr/bin/gpu-hook");
+        let kept = fs::read(dir.path().join(ORIGINAL)).unwrap();
+        assert_eq!(kept, config().to_string().as_bytes());
+    }
+
+    #[test]
+    fn a_given_namespace_or_a_user_namespace_is_left_alone() {
+        let mut given = config();
+        given["linux"]["namespaces"][1]["path"] = json!("/run/netns/pod");
+        assert!(!bundle(&given).1.wants_own_netns());
+        let mut user = config();
+        user["linux"]["namespaces"][0]["type"] = json!("user");
+        assert!(!bundle(&user).1.wants_own_netns());
+    }
+}

@@ -1,0 +1,577 @@
+// SPDX-License-Identifier: Apache-2.0
+//! At a boundary: decide, and take out of the sandbox's reach what is needed.
+//!
+//! ```text
+//! counters --untouched--+
+//!     | maybe           +--> processes as before? --> none
+//!     v                 |
+//!   scan --no change----+
+//!     | changes             image needed?
+//!     +-- no  --> copy, look at the counters again: moved? then frozen  (optimistic)
+//!     +-- yes --> freeze, CRIU, scan, copy, thaw                        (one freeze)
+//! ```
+//! What comes out is staged: memory, unnamed files, CRIU's image directory. Writing
+//! it to the store is [`crate::publish`]'s, while the sandbox runs again.
+//!
+//! Everything here blocks and runs on a thread of its own; the turns' task sees to it
+//! that there is one at a time.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use crab_api::tracer::Effects;
+use crab_runtime::{
+    cgroup::Cgroup,
+    criu::{self, Criu},
+    files::{Change, ChangeKind, Index, Scan, Scanner, Staged, Staging},
+    mount::tmpfs_of,
+    oci::ImagePaths,
+    overlay::OverlayMount,
+    procs::{KeepAlive, Places, Set},
+};
+use crab_store::{
+    ChangedPath, Class, Cost, Digest, ProcessEntry, TmpfsImage, command_line, escape,
+};
+use tokio::runtime::Handle;
+
+use crate::{
+    decide::{self, ProcessEvidence, ProcessHalf, Seen},
+    sandbox::Container,
+    tracer::Tracer,
+};
+
+/// How long thawed or restored threads may take to be back where they were.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// A root that is captured: the upper directory, or a tmpfs.
+pub(crate) struct Root {
+    /// Where in the container; nothing for the root itself.
+    pub(crate) mount: Option<PathBuf>,
+    pub(crate) scanner: Arc<Scanner>,
+    pub(crate) index: Index,
+    /// The tree in the store that the index describes.
+    pub(crate) tree: Option<Digest>,
+}
+
+/// What a capture compares with.
+pub(crate) struct Capture {
+    pub(crate) container: Arc<Container>,
+    pub(crate) tracer: Arc<Tracer>,
+    pub(crate) roots: Vec<Root>,
+    /// Every tmpfs of the container, with the name of its archive in an image.
+    pub(crate) tmpfs_images: Vec<TmpfsImage>,
+    pub(crate) cgroup: Cgroup,
+    pub(crate) init: i32,
+    pub(crate) keep_alive: Option<KeepAlive>,
+    /// The counters up to which everything is captured.
+    pub(crate) base: Option<Effects>,
+    /// The processes as of the newest capture; nothing if they were not
+    /// recorded.
+    pub(crate) baseline: Option<Set>,
+    /// The newest capture holds processes, by an image or as missing.
+    pub(crate) some_processes: bool,
+    /// A capture failed: files are looked at whatever the counters say.
+    pub(crate) owed: bool,
+    pub(crate) async_runtime: Handle,
+}
+
+/// What came out of one look.
+pub(crate) struct Taken {
+    pub(crate) class: Class,
+    pub(crate) reason: String,
+    pub(crate) unobserved: Option<String>,
+    /// Why there is no process image although one was needed.
+    pub(crate) degraded: Option<String>,
+    pub(crate) cost: Cost,
+    pub(crate) files_changed: u64,
+    pub(crate) changed: Vec<ChangedPath>,
+    /// Nothing for class none.
+    pub(crate) staged: Option<StagedCheckpoint>,
+}
+
+/// A checkpoint that is out of the sandbox's reach and not yet in the store.
+pub(crate) struct StagedCheckpoint {
+    /// By position in [`Capture::roots`]: the roots that changed.
+    pub(crate) roots: Vec<(usize, Staged)>,
+    pub(crate) processes: StagedProcesses,
+}
+
+/// The process half of a staged checkpoint.
+pub(crate) enum StagedProcesses {
+    /// The older one's.
+    Kept,
+    /// None: the init alone, started again, is all.
+    None,
+    /// A new image.
+    Image(StagedImage),
+}
+
+/// What CRIU wrote, and what a restore has to know beside it.
+pub(crate) struct StagedImage {
+    pub(crate) dir: PathBuf,
+    pub(crate) processes: Vec<ProcessEntry>,
+    pub(crate) places: Places,
+    pub(crate) criu: String,
+}
+
+/// The scans of all roots, and what they found together.
+struct Scans {
+    scans: Vec<Scan>,
+    torn: bool,
+}
+
+impl Scans {
+    fn changes(&self) -> impl Iterator<Item = (usize, &Change)> {
+        self.scans
+            .iter()
+            .enumerate()
+            .flat_map(|(root, scan)| scan.changes().iter().map(move |change| (root, change)))
+    }
+
+    fn count(&self) -> usize {
+        self.changes().count()
+    }
+}
+
+/// Opens the roots of a container whose mounts are in place.
+pub(crate) fn open_roots(
+    overlay: &OverlayMount,
+    init: i32,
+) -> Result<(Vec<Root>, Vec<TmpfsImage>)> {
+    let mut roots = vec![Root {
+        mount: None,
+        scanner: Arc::new(Scanner::overlay(overlay)?),
+        index: Index::default(),
+        tree: None,
+    }];
+    let mut images = Vec::new();
+    for tmpfs in tmpfs_of(init)? {
+        images.push(TmpfsImage {
+            mount: tmpfs.path.as_os_str().as_encoded_bytes().to_vec(),
+            image: tmpfs.criu_image(),
+        });
+        roots.push(Root {
+            scanner: Arc::new(Scanner::mounted(init as u32, &tmpfs.path)?),
+            mount: Some(tmpfs.path),
+            index: Index::default(),
+            tree: None,
+        });
+    }
+    Ok((roots, images))
+}
+
+impl Capture {
+    fn effects(&self) -> Result<Effects, String> {
+        self.async_runtime.block_on(self.tracer.effects())
+    }
+
+    fn processes(&self) -> Result<Set> {
+        Ok(Set::of(&self.cgroup, self.keep_alive.as_ref())?)
+    }
+
+    fn half(&self, now: &Set) -> ProcessHalf {
+        decide::process_half(ProcessEvidence {
+            none_now: now.is_empty(),
+            some_before: self.some_processes,
+            difference: self.baseline.as_ref().map(|before| now.since(before)),
+        })
+    }
+
+    /// Decides what the time since the newest capture needs, and takes it.
+    pub(crate) fn take(&mut self) -> Result<Taken> {
+        let start = Instant::now();
+        let now = self.effects();
+        let seen = decide::seen(self.base.as_ref(), &now);
+        let set = self.processes()?;
+        let half = self.half(&set);
+        let untouched = seen == Seen::FilesUntouched && !self.owed;
+        if untouched && half == ProcessHalf::Unchanged {
+            self.base = now.ok();
+            return Ok(self.nothing(&seen, start));
+        }
+        let taken = match &half {
+            ProcessHalf::Image(_) => self.take_frozen(&seen, half, start),
+            _ => self.take_running(&seen, now.ok(), &set, half, start),
+        };
+        // What failed half way is looked at again, whatever the counters say.
+        self.owed = taken.is_err();
+        taken
+    }
+
+    /// Before the program runs for the first time: the files alone, all of them.
+    pub(crate) fn take_initial(&mut self) -> Result<Taken> {
+        let start = Instant::now();
+        let scans = self.scan(&Set::default())?;
+        let roots = self.stage(scans)?;
+        Ok(Taken {
+            class: Class::Files,
+            reason: "the state before the start".into(),
+            unobserved: None,
+            degraded: None,
+            cost: Cost {
+                capture_us: micros(start.elapsed()),
+                ..Cost::default()
+            },
+            files_changed: 0,
+            changed: Vec::new(),
+            staged: Some(StagedCheckpoint {
+                roots,
+                processes: StagedProcesses::None,
+            }),
+        })
+    }
+
+    /// The newest capture is void: what it saw must be looked at again.
+    /// `holds_processes`: the checkpoint that still holds has an image.
+    pub(crate) fn forget(&mut self, holds_processes: bool) {
+        self.owed = true;
+        let empty = self.baseline.as_ref().is_some_and(Set::is_empty);
+        self.some_processes = holds_processes || (self.some_processes && !empty);
+        if !empty {
+            self.baseline = None;
+        }
+    }
+
+    /// Where each root is mounted, and its tree in the store.
+    pub(crate) fn root_trees(&self) -> Vec<(Option<Vec<u8>>, Option<Digest>)> {
+        self.roots
+            .iter()
+            .map(|root| {
+                let mount = root.mount.as_deref();
+                (
+                    mount.map(|m| m.as_os_str().as_encoded_bytes().to_vec()),
+                    root.tree,
+                )
+            })
+            .collect()
+    }
+
+    fn nothing(&self, seen: &Seen, start: Instant) -> Taken {
+        Taken {
+            class: Class::None,
+            reason: decide::reason(seen, 0, &ProcessHalf::Unchanged),
+            unobserved: unobserved(seen),
+            degraded: None,
+            cost: Cost {
+                decide_us: micros(start.elapsed()),
+                ..Cost::default()
+            },
+            files_changed: 0,
+            changed: Vec::new(),
+            staged: None,
+        }
+    }
+
+    /// Without a freeze; falls back to one when something moved meanwhile.
+    fn take_running(
+        &mut self,
+        seen: &Seen,
+        epoch: Option<Effects>,
+        set: &Set,
+        half: ProcessHalf,
+        start: Instant,
+    ) -> Result<Taken> {
+        let scans = self.scan(set)?;
+        let count = scans.count();
+        if let Some(in_use) = self.held_change(&scans, set) {
+            let half = ProcessHalf::Image(format!("{in_use} changed, which a process holds"));
+            return self.take_frozen(seen, half, start);
+        }
+        let decided = start.elapsed();
+        let class = decide::class(count > 0, &half);
+        let changed = self.changed_paths(&scans);
+        let torn = scans.torn;
+        let capture = Instant::now();
+        let staged = if torn { None } else { Some(self.stage(scans)?) };
+        let after = self.effects().ok();
+        // With no counters there is nothing that could tell of a write in
+        // between: only a freeze can.
+        let same = match (&epoch, &after) {
+            (Some(before), Some(after)) => {
+                before.instance == after.instance
+                    && before.lost == after.lost
+                    && before.files == after.files
+                    && before.mounts == after.mounts
+            }
+            _ => false,
+        };
+        let staged =
+            match staged.filter(|staged| same && staged.iter().all(|(_, s)| s.torn().is_empty())) {
+                Some(staged) => staged,
+                None => return self.take_frozen(seen, half, start),
+            };
+        self.base = epoch;
+        let processes = match &half {
+            ProcessHalf::Gone(_) => {
+                self.baseline = Some(set.clone());
+                self.some_processes = false;
+                StagedProcesses::None
+            }
+            _ => StagedProcesses::Kept,
+        };
+        Ok(Taken {
+            class,
+            reason: decide::reason(seen, count, &half),
+            unobserved: unobserved(seen),
+            degraded: None,
+            cost: Cost {
+                decide_us: micros(decided),
+                capture_us: micros(capture.elapsed()),
+                ..Cost::default()
+            },
+            files_changed: count as u64,
+            changed,
+            staged: (class != Class::None).then_some(StagedCheckpoint {
+                roots: staged,
+                processes,
+            }),
+        })
+    }
+
+    /// One freeze over both halves.
+    fn take_frozen(&mut self, seen: &Seen, half: ProcessHalf, start: Instant) -> Result<Taken> {
+        let wants_image = matches!(half, ProcessHalf::Image(_));
+        // Whatever makes an image impossible is found before the freeze.
+        let mut degraded = None;
+        let mut criu = None;
+        if wants_image {
+            match self.can_dump() {
+                Ok(version) => criu = Some(version),
+                Err(reason) => degraded = Some(reason),
+            }
+        }
+        let places = self.processes()?.places();
+        let decide_us = micros(start.elapsed());
+        let capture = Instant::now();
+        let limit = self.container.host.config.runtime.freeze_timeout();
+        let frozen = self.cgroup.freeze(limit)?;
+        let mut set = self.processes()?;
+        let mut image = None;
+        if let Some(criu) = criu {
+            match self.dump() {
+                Ok(dir) => {
+                    image = Some(StagedImage {
+                        dir,
+                        processes: entries(&set),
+                        places: places.clone(),
+                        criu: criu.version,
+                    });
+                }
+                Err(error) => degraded = Some(format!("{error:#}")),
+            }
+        }
+        // After CRIU, which works from inside the cgroup and is counted there;
+        // nothing of the sandbox can have run since.
+        let epoch = self.effects().ok();
+        let scans = self.scan(&set)?;
+        let count = scans.count();
+        let changed = self.changed_paths(&scans);
+        let roots = self.stage(scans)?;
+        let frozen_us = micros(frozen.thaw()?);
+        let capture_us = micros(capture.elapsed());
+        if wants_image {
+            self.baseline = Set::settle(&self.cgroup, self.keep_alive.as_ref(), &places, SETTLE)?;
+            self.some_processes = true;
+        } else if let ProcessHalf::Gone(_) = half {
+            set = self.processes()?;
+            self.some_processes = !set.is_empty();
+            self.baseline = Some(set);
+        } else if let Some(before) = &self.baseline {
+            // Not dumped, but woken: the same places are no progress.
+            let settled = Set::settle(&self.cgroup, self.keep_alive.as_ref(), &places, SETTLE)?;
+            if settled.as_ref().is_none_or(|now| {
+                let moved = now.since(before);
+                moved.started > 0 || moved.ended > 0
+            }) {
+                self.baseline = None;
+            } else {
+                self.baseline = settled;
+            }
+        }
+        self.base = epoch;
+        let class = decide::class(count > 0, &half);
+        let processes = match (&half, image) {
+            (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
+            (_, Some(image)) => StagedProcesses::Image(image),
+            (_, None) => StagedProcesses::None,
+        };
+        Ok(Taken {
+            class,
+            reason: decide::reason(seen, count, &half),
+            unobserved: unobserved(seen),
+            degraded,
+            cost: Cost {
+                decide_us,
+                capture_us,
+                frozen_us,
+                ..Cost::default()
+            },
+            files_changed: count as u64,
+            changed,
+            staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
+        })
+    }
+
+    /// Compares every root with its index.
+    fn scan(&self, set: &Set) -> Result<Scans> {
+        // Stores to a shared mapping leave no trace in the times.
+        let forced: HashSet<Vec<u8>> = set.shared_mappings().into_iter().collect();
+        let mut scans = Vec::with_capacity(self.roots.len());
+        let mut torn = false;
+        for root in &self.roots {
+            let scan = root.scanner.scan(&root.index, &forced)?;
+            torn |= !scan.torn().is_empty();
+            scans.push(scan);
+        }
+        Ok(Scans { scans, torn })
+    }
+
+    /// Copies what changed; roots without a change only get a fresher index.
+    fn stage(&mut self, scans: Scans) -> Result<Vec<(usize, Staged)>> {
+        let config = &self.container.host.config;
+        let directory = config.store.clone();
+        let staging = Staging {
+            memory: config.checkpoints.staging_bytes / 4,
+            directory: &directory,
+        };
+        let mut staged = Vec::new();
+        for (at, scan) in scans.scans.into_iter().enumerate() {
+            let root = &mut self.roots[at];
+            if scan.changes().is_empty() && root.tree.is_some() {
+                if let Some(index) = scan.into_index() {
+                    root.index = index;
+                }
+            } else {
+                staged.push((at, root.scanner.stage(scan, &staging)?));
+            }
+        }
+        Ok(staged)
+    }
+
+    /// A changed or removed file that a process holds on to: CRIU compares them
+    /// on restore, so that the older image would not fit the newer files.
+    fn held_change(&self, scans: &Scans, set: &Set) -> Option<String> {
+        if set.is_empty() || !self.some_processes {
+            return None;
+        }
+        let held: BTreeSet<Vec<u8>> = set.references();
+        scans
+            .changes()
+            .filter(|(_, change)| change.kind != ChangeKind::Added)
+            .find(|(_, change)| held.contains(&change.path))
+            .map(|(_, change)| escape(&change.path))
+    }
+
+    fn changed_paths(&self, scans: &Scans) -> Vec<ChangedPath> {
+        scans
+            .changes()
+            .take(crab_store::MAX_CHANGED)
+            .map(|(root, change)| {
+                let mut path = self.roots[root]
+                    .mount
+                    .as_deref()
+                    .map(|mount| mount.as_os_str().as_encoded_bytes().to_vec())
+                    .unwrap_or_default();
+                path.push(b'/');
+                path.extend_from_slice(&change.path);
+                ChangedPath {
+                    change: match change.kind {
+                        ChangeKind::Added => crab_store::Change::Added,
+                        ChangeKind::Changed => crab_store::Change::Changed,
+                        ChangeKind::Removed => crab_store::Change::Removed,
+                    },
+                    path: escape(&path),
+                }
+            })
+            .collect()
+    }
+
+    /// Whether CRIU can be asked, and would do no harm.
+    fn can_dump(&self) -> Result<Criu, String> {
+        let host = &self.container.host;
+        let program = host.config.runtime.criu.clone();
+        let program = program.unwrap_or_else(|| PathBuf::from("criu"));
+        let cache = host.config.run_dir.join("criu.checked");
+        let criu = Criu::probe(&program, &cache, &host.reaper)?;
+        // With the init, keep-alive or not: a dump takes it along.
+        let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
+        match all.undumpable(self.init) {
+            Some(reason) => Err(reason),
+            None => Ok(criu),
+        }
+    }
+
+    /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
+    fn dump(&self) -> Result<PathBuf> {
+        let container = &self.container;
+        let base = container.host.config.staging_dir();
+        let name = format!("{}-{}", container.id.namespace(), container.id.id());
+        let dir = base.join(name);
+        if dir.exists() {
+            // Of a dump that was never published.
+            fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+        }
+        let paths = ImagePaths {
+            images: dir.clone(),
+            work: container.run_dir.join("dump"),
+        };
+        for path in [&paths.images, &paths.work] {
+            make_private_dir(path)?;
+        }
+        let terminal = container
+            .processes
+            .with(crate::container::INIT, |p| p.paths.terminal)
+            .unwrap_or(false);
+        let mut options = crate::turns::criu_options(terminal);
+        options.leave_running = true;
+        container
+            .runtime
+            .checkpoint(&paths, &options)
+            .map_err(|error| {
+                let _ = fs::remove_dir_all(&dir);
+                match criu::dump_error(&paths.work) {
+                    Some(reason) => anyhow!("CRIU: {reason}"),
+                    None => error.into(),
+                }
+            })?;
+        Ok(dir)
+    }
+}
+
+/// Memory images hold secrets.
+fn make_private_dir(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("make {}", path.display()))
+}
+
+fn unobserved(seen: &Seen) -> Option<String> {
+    match seen {
+        Seen::Unobserved(reason) => Some(reason.clone()),
+        _ => None,
+    }
+}
+
+fn entries(set: &Set) -> Vec<ProcessEntry> {
+    set.iter()
+        .map(|process| ProcessEntry {
+            pid: process.pid as u32,
+            comm: process.comm.clone(),
+            cmdline: command_line(&process.args),
+        })
+        .collect()
+}
+
+/// Whole microseconds.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `delete`: what containerd runs when a shim is gone without having cleaned up.
+//!
+//! Nothing of the container is left afterwards: processes, cgroup, mounts, network
+//! namespace. What is in the store stays: `crab restore` starts from it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use containerd_shim_protos::{
+    api::DeleteResponse,
+    protobuf::{Message, MessageField},
+};
+use crab_api::paths;
+use crab_config::Config;
+use crab_runtime::{cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, reaper::Reaper};
+
+use crate::{args::Args, start::ADDRESS_FILE};
+
+/// How long killed processes may take to be gone.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Cleans up, and returns the message that containerd reads.
+pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
+    let bundle = match &args.bundle {
+        Some(bundle) => bundle.clone(),
+        None => std::env::current_dir().context("find the bundle")?,
+    };
+    let config = Config::load().unwrap_or_default();
+    let reaper = Reaper::start().context("become a subreaper")?;
+    let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
+    let init: Option<i32> = note("init.pid").and_then(|text| text.trim().parse().ok());
+    if let Some(cgroup) = init.and_then(|pid| Cgroup::of_process(pid).ok()) {
+        let ours = cgroup.names(&args.id);
+        if ours {
+            // A shim that died in the middle of a capture left it frozen.
+            let _ = cgroup.thaw();
+            let _ = cgroup.kill(KILL_LIMIT);
+        }
+    }
+    if let (Some(program), Some(root)) = (note("runtime"), note("runtime-root")) {
+        let runtime = Runtime {
+            program: program.into(),
+            root: root.into(),
+            id: args.id.clone(),
+            bundle: bundle.clone(),
+            systemd_cgroup: false,
+            no_pivot: false,
+            reaper,
+        };
+        if let Err(error) = runtime.delete() {
+            eprintln!("containerd-shim-crab-v1: {error}");
+        }
+    }
+    unmount_all(&bundle.join("rootfs"))?;
+    let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
+    netns::remove(&run_dir.join("netns"))?;
+    let staging: PathBuf = config
+        .staging_dir()
+        .join(format!("{}-{}", args.namespace, args.id));
+    for dir in [run_dir, staging] {
+        let _ = fs::remove_dir_all(dir);
+    }
+    if let Some(address) = note(ADDRESS_FILE) {
+        let _ = fs::remove_file(Path::new(address.trim_start_matches("unix://")));
+    }
+    let response = DeleteResponse {
+        pid: init.unwrap_or(0) as u32,
+        exit_status: 137,
+        exited_at: MessageField::some(SystemTime::now().into()),
+        ..Default::default()
+    };
+    Ok(response.write_to_bytes()?)
+}

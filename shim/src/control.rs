@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Sandbox service: what `crab` asks of a shim.
+
+use async_trait::async_trait;
+use crab_api::{
+    sandbox::{
+        CheckpointRequest, CheckpointResponse, Empty, RollbackRequest, RollbackResponse,
+        SandboxStatus,
+    },
+    sandbox_ttrpc::Sandbox,
+};
+use crab_store::TurnId;
+use ttrpc::{Code, r#async::TtrpcContext, error::Result};
+
+use crate::{
+    capture::micros,
+    container::Phase,
+    sandbox::Container,
+    task::{Slot, refuse},
+    turns::Turns,
+};
+
+/// The Sandbox service of one shim.
+pub(crate) struct Control {
+    pub(crate) slot: Slot,
+}
+
+fn turns(container: &Container) -> Result<&Turns> {
+    container
+        .turns()
+        .ok_or_else(|| refuse(Code::FAILED_PRECONDITION, "the container is being created"))
+}
+
+fn running(container: &Container) -> Result<()> {
+    match container.processes.init()? {
+        Phase::Running(_) => Ok(()),
+        phase => Err(refuse(
+            Code::FAILED_PRECONDITION,
+            format!("the sandbox is {:?}, not running", phase.status()).to_lowercase(),
+        )),
+    }
+}
+
+#[async_trait]
+impl Sandbox for Control {
+    async fn status(&self, _: &TtrpcContext, _: Empty) -> Result<SandboxStatus> {
+        let container = self.slot.get()?;
+        let status = turns(&container)?.status();
+        let phase = container.processes.init()?;
+        Ok(SandboxStatus {
+            sandbox: container.id.to_string(),
+            state: phase.word().into(),
+            pid: phase.pid() as u32,
+            turn: status.turn,
+            turn_open: status.open,
+            capturing: status.capturing,
+            checkpoint: status.checkpoint.map_or(0, |turn| turn.0),
+            has_checkpoint: status.checkpoint.is_some(),
+            unobserved: status.unobserved.unwrap_or_default(),
+            bundle: container.bundle.dir().display().to_string(),
+            ..Default::default()
+        })
+    }
+
+    async fn checkpoint(
+        &self,
+        _: &TtrpcContext,
+        _: CheckpointRequest,
+    ) -> Result<CheckpointResponse> {
+        let container = self.slot.get()?;
+        running(&container)?;
+        let done = turns(&container)?
+            .checkpoint()
+            .await
+            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        Ok(CheckpointResponse {
+            turn: done.turn.0,
+            class: done.class.to_string(),
+            degraded: done.degraded.unwrap_or_default(),
+            bytes: done.cost.bytes_stored,
+            capture_us: done.cost.capture_us,
+            ..Default::default()
+        })
+    }
+
+    async fn rollback(&self, _: &TtrpcContext, req: RollbackRequest) -> Result<RollbackResponse> {
+        let container = self.slot.get()?;
+        running(&container)?;
+        let done = turns(&container)?
+            .roll_back(TurnId(req.turn))
+            .await
+            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        Ok(RollbackResponse {
+            checkpoint: done.checkpoint.0,
+            processes: done.processes,
+            pid: done.pid as u32,
+            took_us: micros(done.took),
+            ..Default::default()
+        })
+    }
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a turn needs, from what is known of it. Pure: no clock, no I/O.
+//!
+//! The kernel's counters answer "may files have changed?" without a false no; the
+//! set of processes answers the same for processes. What they cannot exclude is
+//! looked at, and what the look found gives the class.
+
+use crab_api::tracer::Effects;
+use crab_runtime::procs::Difference;
+use crab_store::Class;
+
+/// What the counters say of the time since an earlier reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Nothing that could have changed a file.
+    FilesUntouched,
+    /// Files may have changed.
+    FilesMaybe,
+    /// The counters cannot be used, for this reason.
+    Unobserved(String),
+}
+
+/// Compares two readings of the counters.
+pub(crate) fn seen(before: Option<&Effects>, now: &Result<Effects, String>) -> Seen {
+    let now = match now {
+        Ok(now) => now,
+        Err(reason) => return Seen::Unobserved(reason.clone()),
+    };
+    let Some(before) = before else {
+        return Seen::Unobserved("counting began only now".into());
+    };
+    if before.instance != now.instance {
+        return Seen::Unobserved("counting was interrupted".into());
+    }
+    if now.lost != before.lost {
+        return Seen::Unobserved(format!(
+            "{} events were lost",
+            now.lost.wrapping_sub(before.lost)
+        ));
+    }
+    // Through a shared mapping or an io_uring, files change with no event: any
+    // that was ever made here keeps the question open. That the processes which
+    // hold them are gone is not known here.
+    if now.files != before.files || now.mounts != before.mounts || now.unseen != 0 {
+        Seen::FilesMaybe
+    } else {
+        Seen::FilesUntouched
+    }
+}
+
+/// What the processes need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ProcessHalf {
+    /// The newest checkpoint's still holds.
+    Unchanged,
+    /// Nothing is left that needs an image, and before there was.
+    Gone(String),
+    /// An image, for this reason.
+    Image(String),
+}
+
+/// What is known of the processes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProcessEvidence {
+    /// No process matters now.
+    pub(crate) none_now: bool,
+    /// Some did when the newest checkpoint was taken.
+    pub(crate) some_before: bool,
+    /// How they differ; nothing if there is no earlier record to compare with.
+    pub(crate) difference: Option<Difference>,
+}
+
+/// Decides on the process half.
+pub(crate) fn process_half(evidence: ProcessEvidence) -> ProcessHalf {
+    match evidence {
+        ProcessEvidence {
+            none_now: true,
+            some_before: false,
+            ..
+        } => ProcessHalf::Unchanged,
+        ProcessEvidence {
+            none_now: true,
+            some_before: true,
+            ..
+        } => ProcessHalf::Gone("the last process ended".into()),
+        ProcessEvidence {
+            difference: None, ..
+        } => ProcessHalf::Image("processes that were not recorded before".into()),
+        ProcessEvidence {
+            difference: Some(difference),
+            ..
+        } => {
+            if difference.is_none() {
+                ProcessHalf::Unchanged
+            } else {
+                ProcessHalf::Image(format!("processes: {difference}"))
+            }
+        }
+    }
+}
+
+/// The class, from both halves.
+pub(crate) fn class(files_changed: bool, processes: &ProcessHalf) -> Class {
+    match (files_changed, processes) {
+        (false, ProcessHalf::Unchanged) => Class::None,
+        (true, ProcessHalf::Unchanged) => Class::Files,
+        (false, _) => Class::Processes,
+        (true, _) => Class::Full,
+    }
+}
+
+/// The class's reason, in one line.
+pub(crate) fn reason(seen: &Seen, changed: usize, processes: &ProcessHalf) -> String {
+    let files = match (seen, changed) {
+        (Seen::FilesUntouched, 0) => "no file was touched".to_string(),
+        (_, 0) => "files as before".to_string(),
+        (_, 1) => "1 path changed".to_string(),
+        (_, n) => format!("{n} paths changed"),
+    };
+    match processes {
+        ProcessHalf::Unchanged => files,
+        ProcessHalf::Gone(why) | ProcessHalf::Image(why) => format!("{files}; {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn effects(files: u64, unseen: u64) -> Effects {
+        Effects {
+            instance: "a".into(),
+            files,
+            unseen,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn only_equal_counters_of_one_instance_say_untouched() {
+        let base = effects(5, 0);
+        assert_eq!(seen(Some(&base), &Ok(effects(5, 0))), Seen::FilesUntouched);
+        assert_eq!(seen(Some(&base), &Ok(effects(6, 0))), Seen::FilesMaybe);
+        let mounted = Effects {
+            mounts: 1,
+            ..effects(5, 0)
+        };
+        assert_eq!(seen(Some(&base), &Ok(mounted)), Seen::FilesMaybe);
+        let forked = Effects {
+            processes: 9,
+            ..effects(5, 0)
+        };
+        assert_eq!(seen(Some(&base), &Ok(forked)), Seen::FilesUntouched);
+    }
+
+    #[test]
+    fn a_shared_mapping_keeps_the_question_open_for_good() {
+        let base = effects(5, 1);
+        assert_eq!(seen(Some(&base), &Ok(effects(5, 1))), Seen::FilesMaybe);
+    }
+
+    #[test]
+    fn whatever_interrupts_the_counting_is_unobserved() {
+        let base = effects(5, 0);
+        let other = Effects {
+            instance: "b".into(),
+            ..effects(5, 0)
+        };
+        let lost = Effects {
+            lost: 2,
+            ..effects(5, 0)
+        };
+        for now in [Ok(other), Ok(lost), Err("crabd is away".to_string())] {
+            assert!(
+                matches!(seen(Some(&base), &now), Seen::Unobserved(_)),
+                "{now:?}"
+            );
+        }
+        assert!(matches!(
+            seen(None, &Ok(effects(5, 0))),
+            Seen::Unobserved(_)
+        ));
+    }
+
+    #[test]
+    fn the_processes_decide_by_set_then_by_progress() {
+        let none = Difference::default();
+        let ran = Difference {
+            ran: 1,
+            ..Difference::default()
+        };
+        let half = |none_now, some_before, difference| {
+            process_half(ProcessEvidence {
+                none_now,
+                some_before,
+                difference,
+            })
+        };
+        assert_eq!(half(true, false, Some(none)), ProcessHalf::Unchanged);
+        assert!(matches!(half(true, true, Some(none)), ProcessHalf::Gone(_)));
+        assert_eq!(half(false, true, Some(none)), ProcessHalf::Unchanged);
+        assert!(matches!(
+            half(false, true, Some(ran)),
+            ProcessHalf::Image(_)
+        ));
+        assert!(matches!(half(false, true, None), ProcessHalf::Image(_)));
+    }
+
+    #[test]
+    fn the_class_is_the_sum_of_the_halves() {
+        let image = ProcessHalf::Image("x".into());
+        assert_eq!(class(false, &ProcessHalf::Unchanged), Class::None);
+        assert_eq!(class(true, &ProcessHalf::Unchanged), Class::Files);
+        assert_eq!(class(false, &image), Class::Processes);
+        assert_eq!(class(true, &image), Class::Full);
+        assert_eq!(
+            class(false, &ProcessHalf::Gone("x".into())),
+            Class::Processes
+        );
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a sandbox's history in the store goes on when its container is created.
+//!
+//! A container that is started again on the same writable layer continues its
+//! history. One with another layer under the same name is another sandbox: the
+//! older history is kept under a name of its own. A wish to be restored
+//! (`crab restore`) is granted here, before anything of the container runs.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use anyhow::{Context, Result, bail};
+use crab_runtime::{
+    criu,
+    files::{Index, Scanner},
+    mount::MountRequest,
+    overlay::OverlayMount,
+};
+use crab_store::{
+    Client, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore, SandboxWriter, Store,
+};
+
+use crate::{
+    sandbox::{Container, unix_ms},
+    upper::Replacement,
+};
+
+/// Where the upper directory is noted in a sandbox's metadata.
+const UPPER: &str = "upper";
+/// Docker's namespace in containerd.
+const DOCKER: &str = "moby";
+
+/// How a container begins.
+pub(crate) struct Beginning {
+    /// CRIU images to restore from, instead of starting the program.
+    pub(crate) images: Option<PathBuf>,
+    /// Where history is written; nothing if no checkpoint can be taken.
+    pub(crate) ledger: Result<Ledger, String>,
+}
+
+/// What is needed to write a sandbox's history.
+pub(crate) struct Ledger {
+    pub(crate) writer: SandboxWriter,
+    pub(crate) overlay: OverlayMount,
+    /// The checkpoint that the files were just restored from.
+    pub(crate) restored: Option<Restored>,
+}
+
+/// A checkpoint that a container begins with.
+pub(crate) struct Restored {
+    pub(crate) request: RestoreRequest,
+    pub(crate) manifest: Manifest,
+    /// The index of the upper directory, made before anything ran in it.
+    pub(crate) upper: Index,
+}
+
+/// Opens the history of a container whose root is mounted. Whatever is missing
+/// for checkpoints is a reason, not an error; a restore that was asked for and
+/// cannot be done is an error.
+pub(crate) fn open(container: &Container, mounts: &[MountRequest]) -> Result<Beginning> {
+    let config = &container.host.config;
+    if !config.checkpoints.enabled {
+        return Ok(without("checkpoints are switched off in the configuration"));
+    }
+    let overlay = match OverlayMount::find(std::process::id(), container.bundle.rootfs()) {
+        Ok(overlay) => overlay,
+        Err(error) => return Ok(without(format!("no checkpoints: {error}"))),
+    };
+    let opened = Store::create(&config.store).map_err(anyhow::Error::from);
+    let store = match opened {
+        Ok(store) => store,
+        Err(error) => return Ok(without(format!("no checkpoints: {error:#}"))),
+    };
+    let mut request = None;
+    if let Ok(sandbox) = store.sandbox(&container.id) {
+        request = sandbox.restore_request()?;
+        let upper = overlay.upper.display().to_string();
+        if request.is_none() && belongs_to_another(&sandbox, &upper) {
+            let kept = store.retire(&container.id)?;
+            tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
+        }
+    }
+    let writer = match store.writer(&container.id) {
+        Ok(writer) => writer,
+        Err(error) => return Ok(without(format!("no checkpoints: {error}"))),
+    };
+    writer.set_meta(&meta(container, &overlay, mounts))?;
+    let mut images = None;
+    let restored = match request {
+        Some(request) => {
+            let restored = grant(container, &writer, &overlay, request)
+                .with_context(|| format!("restore turn {}", request.turn))?;
+            images = restored.1;
+            Some(restored.0)
+        }
+        None => None,
+    };
+    // The superblock is another if the root was mounted again.
+    let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
+    Ok(Beginning {
+        images,
+        ledger: Ok(Ledger {
+            writer,
+            overlay,
+            restored,
+        }),
+    })
+}
+
+fn without(reason: impl Into<String>) -> Beginning {
+    Beginning {
+        images: None,
+        ledger: Err(reason.into()),
+    }
+}
+
+fn belongs_to_another(sandbox: &SandboxStore, upper: &str) -> bool {
+    match sandbox.meta() {
+        Ok(Some(meta)) => meta.snapshot.get(UPPER).is_some_and(|u| u != upper),
+        _ => false,
+    }
+}
+
+fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) -> SandboxMeta {
+    let mut snapshot = BTreeMap::new();
+    snapshot.insert(UPPER.into(), overlay.upper.display().to_string());
+    if let Some(mount) = mounts.first() {
+        snapshot.insert("mount".into(), mount.kind.clone());
+    }
+    SandboxMeta {
+        client: if container.host.namespace == DOCKER {
+            Client::Docker
+        } else {
+            Client::Containerd
+        },
+        image: None,
+        bundle: container.bundle.dir().display().to_string(),
+        created_ms: unix_ms(SystemTime::now()),
+        snapshot,
+    }
+}
+
+/// Puts the files of a checkpoint in place and its process image ready.
+fn grant(
+    container: &Container,
+    writer: &SandboxWriter,
+    overlay: &OverlayMount,
+    request: RestoreRequest,
+) -> Result<(Restored, Option<PathBuf>)> {
+    let sandbox = writer.store();
+    let Some(manifest) = sandbox.manifest(request.checkpoint)? else {
+        bail!("its checkpoint {} is gone", request.checkpoint);
+    };
+    let reader = sandbox.reader(&manifest)?;
+    let images = stage_processes(
+        &manifest,
+        &reader,
+        &container.run_dir.join("restore-images"),
+    )?;
+    let tree = reader.tree(manifest.files.upper)?;
+    Replacement::build(overlay, &tree, &reader)?
+        .exchange(container.bundle.rootfs())?
+        .keep();
+    let upper = Scanner::overlay(overlay)?.index_restored(&tree)?;
+    // Granted: the next start is an ordinary one.
+    sandbox.take_restore_request()?;
+    let restored = Restored {
+        request,
+        manifest,
+        upper,
+    };
+    Ok((restored, images))
+}
+
+/// Writes a checkpoint's process image, if it has one, into an empty directory
+/// from which CRIU can restore it together with the checkpoint's files.
+pub(crate) fn stage_processes(
+    manifest: &Manifest,
+    reader: &ObjectReader,
+    dir: &Path,
+) -> Result<Option<PathBuf>> {
+    let Some(processes) = manifest.processes else {
+        return Ok(None);
+    };
+    let image = reader.process_image(processes.digest)?;
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
+    fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    criu::materialise(&image, reader, dir)?;
+    // A tmpfs of which the file image is newer than the process image.
+    for tmpfs in &image.tmpfs_images {
+        let newer = manifest
+            .files
+            .tmpfs
+            .iter()
+            .find(|tree| tree.mount == tmpfs.mount)
+            .filter(|tree| {
+                image.extra.get(&tree_key(&tmpfs.mount)) != Some(&tree.tree.to_string())
+            });
+        if let Some(newer) = newer {
+            let path = dir.join(&tmpfs.image);
+            let file =
+                fs::File::create(&path).with_context(|| format!("write {}", path.display()))?;
+            crab_runtime::files::write_tmpfs_archive(&reader.tree(newer.tree)?, reader, file)?;
+        }
+    }
+    Ok(Some(dir.to_path_buf()))
+}
+
+/// Under which key a process image notes the tree that a tmpfs had with it.
+pub(crate) fn tree_key(mount: &[u8]) -> String {
+    format!("tree:{}", crab_store::escape(mount))
+}

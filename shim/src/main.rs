@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `containerd-shim-crab-v1`: the containerd shim `io.containerd.crab.v1`.
+//!
+//! ```text
+//! containerd --start-->  start    leaves a shim running, prints its address
+//!            --ttrpc-->  serve    Task service (v2 and v3), Sandbox service
+//!            --delete--> cleanup  after a shim that died
+//! ```
+//! [`task`] translates containerd's calls, [`sandbox`] carries them out, [`container`]
+//! holds the states, [`turns`] the turns with their checkpoints ([`decide`],
+//! [`capture`], [`publish`]) and [`rollback`].
+
+mod args;
+mod bundle;
+mod capture;
+mod cleanup;
+mod container;
+mod control;
+mod decide;
+mod history;
+mod publish;
+mod publisher;
+mod rollback;
+mod sandbox;
+mod serve;
+mod start;
+mod stats;
+mod stdio;
+mod task;
+mod tracer;
+mod turns;
+mod upper;
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::{Context, Result};
+use args::Action;
+use tracing_subscriber::filter::LevelFilter;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = %format!("{error:#}"), "the shim ends");
+            eprintln!("containerd-shim-crab-v1: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let args = args::parse(std::env::args().skip(1))?;
+    match args.action {
+        Action::Version => {
+            println!("containerd-shim-crab-v1 {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
+        Action::Info => info(),
+        Action::Start => {
+            let address = start::start(&args)?;
+            write_out(address.as_bytes())
+        }
+        Action::Delete => write_out(&cleanup::delete(&args)?),
+        Action::Serve => {
+            log_to_containerd(args.debug)?;
+            serve::serve(&args)
+        }
+    }
+}
+
+fn write_out(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout();
+    out.write_all(bytes)
+        .and_then(|()| out.flush())
+        .context("answer containerd")
+}
+
+/// The name and version, as containerd asks for it (`-info`).
+fn info() -> Result<()> {
+    use containerd_shim_protos::{
+        protobuf::{Message, MessageField},
+        types::introspection::{RuntimeInfo, RuntimeVersion},
+    };
+    let info = RuntimeInfo {
+        name: "io.containerd.crab.v1".into(),
+        version: MessageField::some(RuntimeVersion {
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    write_out(&info.write_to_bytes()?)
+}
+
+/// containerd reads the FIFO `log` in the bundle. It may stop to: then lines are
+/// lost, and nothing waits.
+fn log_to_containerd(debug: bool) -> Result<()> {
+    let log = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("log")
+        .context("open the FIFO log in the bundle")?;
+    let level = if debug {
+        LevelFilter::DEBUG
+    } else {
+        LevelFilter::INFO
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(false)
+        .with_target(false)
+        .with_writer(Arc::new(log))
+        .init();
+    Ok(())
+}

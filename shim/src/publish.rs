@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From staged to published: hash, compress, write, one manifest.
+//!
+//! Runs while the sandbox runs on. If it fails, nothing of it is left in the
+//! store, and the next capture takes nothing for granted.
+
+use std::{collections::BTreeMap, fs, sync::Arc, time::SystemTime};
+
+use anyhow::Result;
+use crab_runtime::{criu, files::Index};
+use crab_store::{
+    Class, Digest, FileImage, Manifest, ProcessImage, ProcessRef, SandboxId, SandboxWriter,
+    TmpfsImage, TmpfsTree, TurnId,
+};
+
+use crate::{
+    capture::{StagedCheckpoint, StagedImage, StagedProcesses},
+    history::tree_key,
+    sandbox::unix_ms,
+};
+
+/// What a checkpoint is made of beside what was captured.
+pub(crate) struct Publication {
+    pub(crate) writer: Arc<SandboxWriter>,
+    pub(crate) sandbox: SandboxId,
+    pub(crate) turn: TurnId,
+    pub(crate) class: Class,
+    pub(crate) degraded: Option<String>,
+    /// The OCI specification, as the client gave it.
+    pub(crate) spec: Vec<u8>,
+    pub(crate) runtime: String,
+    /// The checkpoint that holds until now.
+    pub(crate) parent: Option<Manifest>,
+    /// By position: where each root is mounted, and its tree so far.
+    pub(crate) roots: Vec<(Option<Vec<u8>>, Option<Digest>)>,
+    pub(crate) tmpfs_images: Vec<TmpfsImage>,
+    pub(crate) staged: StagedCheckpoint,
+}
+
+/// A checkpoint in the store.
+pub(crate) struct Published {
+    pub(crate) manifest: Manifest,
+    /// By position: the roots' new indexes and trees.
+    pub(crate) indexes: Vec<(usize, Index, Digest)>,
+}
+
+impl Publication {
+    /// Writes it all.
+    pub(crate) fn publish(mut self) -> Result<Published> {
+        let mut pack = self.writer.begin()?;
+        let mut indexes = Vec::new();
+        for (at, staged) in std::mem::take(&mut self.staged.roots) {
+            let captured = staged.persist(&mut pack)?;
+            let digest = pack.put_tree(&captured.tree)?;
+            self.roots[at].1 = Some(digest);
+            indexes.push((at, captured.index, digest));
+        }
+        let mut files = self.files();
+        if indexes.is_empty()
+            && let Some(parent) = &self.parent
+        {
+            // The older one still holds, and says since when.
+            files.turn = parent.files.turn;
+        }
+        let kept = matches!(self.staged.processes, StagedProcesses::Kept);
+        let processes = match std::mem::replace(&mut self.staged.processes, StagedProcesses::None) {
+            StagedProcesses::Kept => self.parent.as_ref().and_then(|parent| parent.processes),
+            StagedProcesses::None => None,
+            StagedProcesses::Image(image) => {
+                let stored = self.image(&image, &files, &mut pack);
+                // It is in the store, or it is void.
+                let _ = fs::remove_dir_all(&image.dir);
+                Some(stored?)
+            }
+        };
+        if kept && self.degraded.is_none() {
+            // What the older one lacks, this one lacks too.
+            self.degraded = self
+                .parent
+                .as_ref()
+                .and_then(|parent| parent.degraded.clone());
+        }
+        let spec = pack.put(&self.spec)?;
+        let manifest = pack.publish(Manifest {
+            sandbox: self.sandbox,
+            turn: self.turn,
+            class: self.class,
+            created_ms: unix_ms(SystemTime::now()),
+            parent: self.parent.map(|parent| parent.turn),
+            files,
+            processes,
+            degraded: self.degraded,
+            spec,
+            packs: Vec::new(),
+            bytes_stored: 0,
+            bytes_raw: 0,
+        })?;
+        Ok(Published { manifest, indexes })
+    }
+
+    fn files(&self) -> FileImage {
+        let mut files = FileImage {
+            turn: self.turn,
+            upper: Digest::of(&[]),
+            tmpfs: Vec::new(),
+        };
+        for (mount, tree) in &self.roots {
+            // Every root has a tree from the first checkpoint on.
+            let Some(tree) = *tree else { continue };
+            match mount {
+                None => files.upper = tree,
+                Some(mount) => files.tmpfs.push(TmpfsTree {
+                    mount: mount.clone(),
+                    tree,
+                }),
+            }
+        }
+        files
+    }
+
+    fn image(
+        &self,
+        image: &StagedImage,
+        files: &FileImage,
+        pack: &mut crab_store::PackWriter,
+    ) -> Result<ProcessRef> {
+        let mut extra = BTreeMap::new();
+        extra.insert(PLACES.into(), serde_json::to_string(&image.places)?);
+        for tmpfs in &files.tmpfs {
+            extra.insert(tree_key(&tmpfs.mount), tmpfs.tree.to_string());
+        }
+        let stored = ProcessImage {
+            turn: self.turn,
+            files: criu::persist(&image.dir, pack)?,
+            tmpfs_images: self.tmpfs_images.clone(),
+            processes: image.processes.clone(),
+            boot_id: criu::boot_id().unwrap_or_default(),
+            criu_version: image.criu.clone(),
+            runtime: self.runtime.clone(),
+            extra,
+        };
+        Ok(ProcessRef {
+            turn: self.turn,
+            digest: pack.put_process_image(&stored)?,
+        })
+    }
+}
+
+/// Where a process image notes in which calls its threads were blocked.
+pub(crate) const PLACES: &str = "places";

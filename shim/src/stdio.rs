@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Between a process's stdio and the client's FIFOs.
+//!
+//! ```text
+//! client --fifo--> pump  --pipe--> process        stdin
+//! client <--fifo-- relay <--pipe-- process        stdout, stderr
+//! ```
+//! The shim stands in between so that the process holds pipes, which CRIU can
+//! dump and which a restore can make anew while the client keeps its FIFOs.
+//!
+//! Both ends of an output FIFO are held: a reader that goes away and comes back
+//! (containerd or dockerd restarting) neither breaks the pipe nor loses the place.
+//! The client sees the end when the process and all who inherited its pipe have
+//! closed it. A client that has deleted the process is no longer written to, but
+//! the pipe goes on being drained: what runs on must not die of SIGPIPE.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail};
+use crab_runtime::oci::Stdio3;
+use rustix::{
+    fs::{Mode, OFlags},
+    pipe::{PipeFlags, pipe_with},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    net::unix::pipe,
+    sync::Mutex,
+    task::JoinHandle,
+};
+
+/// Size of one read from a pipe, in bytes.
+const CHUNK: usize = 32 * 1024;
+
+/// Where a client wants a process's stdio, as it said so.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct StdioPaths {
+    pub(crate) stdin: String,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) terminal: bool,
+}
+
+/// Where output goes.
+enum Sink {
+    Fifo(pipe::Sender),
+    File(File),
+    /// The client wants none.
+    Nowhere,
+}
+
+impl Sink {
+    fn open(target: &str) -> Result<Self> {
+        if target.is_empty() {
+            return Ok(Self::Nowhere);
+        }
+        if target.starts_with("binary://") {
+            bail!("log drivers ({target}) are not supported; use a FIFO or file://");
+        }
+        let (path, is_file) = match target.strip_prefix("file://") {
+            Some(path) => (path, true),
+            None => (target.strip_prefix("fifo://").unwrap_or(target), false),
+        };
+        if is_file {
+            let file = File::options().append(true).create(true).open(path);
+            return Ok(Self::File(file.with_context(|| format!("open {path}"))?));
+        }
+        let fifo = pipe::OpenOptions::new()
+            .read_write(true)
+            .open_sender(path)
+            .with_context(|| format!("open the FIFO {path}"))?;
+        Ok(Self::Fifo(fifo))
+    }
+
+    async fn write(&self, mut data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Nowhere => Ok(()),
+            Self::File(file) => {
+                let mut file: &File = file;
+                file.write_all(data)
+            }
+            Self::Fifo(fifo) => {
+                while !data.is_empty() {
+                    fifo.writable().await?;
+                    match fifo.try_write(data) {
+                        Ok(count) => data = &data[count..],
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The client's side of a process's stdio. It outlives the pipes: a rollback
+/// makes new ones and attaches them here.
+pub(crate) struct Client {
+    stdout: Sink,
+    stderr: Sink,
+    /// The client has deleted the process.
+    gone: AtomicBool,
+    terminal: bool,
+    input: Input,
+}
+
+struct Input {
+    wanted: bool,
+    /// Where the pump writes to; none after the client closed its stdin.
+    sink: Arc<Mutex<Option<InputSink>>>,
+    pump: std::sync::Mutex<Option<JoinHandle<()>>>,
+    /// Our own writing end: the client's going away is not the end of input,
+    /// only its CloseIO is.
+    keep_open: std::sync::Mutex<Option<OwnedFd>>,
+    closed: AtomicBool,
+}
+
+enum InputSink {
+    Pipe(pipe::Sender),
+    Terminal(Arc<Terminal>),
+}
+
+impl Client {
+    /// Opens the client's FIFOs. Never waits for their other ends.
+    pub(crate) fn open(paths: &StdioPaths) -> Result<Arc<Self>> {
+        let sink: Arc<Mutex<Option<InputSink>>> = Arc::default();
+        let mut pump = None;
+        let mut keep_open = None;
+        if !paths.stdin.is_empty() {
+            let path = paths.stdin.strip_prefix("fifo://").unwrap_or(&paths.stdin);
+            let fifo = pipe::OpenOptions::new()
+                .open_receiver(path)
+                .with_context(|| format!("open the FIFO {path}"))?;
+            let writer = rustix::fs::open(
+                path,
+                OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .with_context(|| format!("open the FIFO {path} for writing"))?;
+            keep_open = Some(writer);
+            pump = Some(tokio::spawn(pump_input(fifo, sink.clone())));
+        }
+        Ok(Arc::new(Self {
+            stdout: Sink::open(&paths.stdout)?,
+            // A terminal has one output.
+            stderr: if paths.terminal {
+                Sink::Nowhere
+            } else {
+                Sink::open(&paths.stderr)?
+            },
+            gone: AtomicBool::new(false),
+            terminal: paths.terminal,
+            input: Input {
+                wanted: pump.is_some(),
+                sink,
+                pump: std::sync::Mutex::new(pump),
+                keep_open: std::sync::Mutex::new(keep_open),
+                closed: AtomicBool::new(false),
+            },
+        }))
+    }
+
+    /// Whether the process gets a terminal.
+    pub(crate) fn terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Makes pipes for a process about to start; output is relayed from now on.
+    pub(crate) async fn attach_pipes(self: &Arc<Self>) -> Result<Stdio3> {
+        let make = || pipe_with(PipeFlags::CLOEXEC).context("make a pipe");
+        let (stdin_read, stdin_write) = make()?;
+        if self.input.wanted && !self.input.closed.load(Ordering::SeqCst) {
+            let sender = pipe::Sender::from_owned_fd(stdin_write)?;
+            *self.input.sink.lock().await = Some(InputSink::Pipe(sender));
+        }
+        let (stdout_read, stdout_write) = make()?;
+        let (stderr_read, stderr_write) = make()?;
+        for (read, to_stderr) in [(stdout_read, false), (stderr_read, true)] {
+            let receiver = pipe::Receiver::from_owned_fd(read)?;
+            tokio::spawn(relay_output(receiver, self.clone(), to_stderr));
+        }
+        Ok(Stdio3 {
+            stdin: Some(stdin_read),
+            stdout: Some(stdout_write),
+            stderr: Some(stderr_write),
+        })
+    }
+
+    /// Attaches the master of a started process's terminal.
+    pub(crate) async fn attach_terminal(
+        self: &Arc<Self>,
+        master: OwnedFd,
+    ) -> Result<Arc<Terminal>> {
+        let terminal = Arc::new(Terminal::new(master)?);
+        if self.input.wanted {
+            *self.input.sink.lock().await = Some(InputSink::Terminal(terminal.clone()));
+        }
+        tokio::spawn(relay_terminal(terminal.clone(), self.clone()));
+        Ok(terminal)
+    }
+
+    /// The client's CloseIO: the process reads to the end.
+    pub(crate) fn close_stdin(&self) {
+        self.input.closed.store(true, Ordering::SeqCst);
+        // The FIFO's last writer goes; the pump then reads its end and lets the
+        // process's pipe go.
+        lock(&self.input.keep_open).take();
+    }
+
+    /// The process is deleted: nothing more is written to the client.
+    pub(crate) fn detach(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.stop_input();
+    }
+
+    /// The process has ended: nobody reads its stdin.
+    pub(crate) fn stop_input(&self) {
+        lock(&self.input.keep_open).take();
+        if let Some(pump) = lock(&self.input.pump).take() {
+            pump.abort();
+        }
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.stop_input();
+    }
+}
+
+async fn pump_input(fifo: pipe::Receiver, sink: Arc<Mutex<Option<InputSink>>>) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        if fifo.readable().await.is_err() {
+            break;
+        }
+        let count = match fifo.try_read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(_) => break,
+        };
+        // Held over the write; a rollback that wants to put a new pipe here waits
+        // only until the old one breaks, which its process's end makes it do.
+        if let Some(sink) = &*sink.lock().await {
+            let written = match sink {
+                InputSink::Pipe(pipe) => write_pipe(pipe, &buffer[..count]).await,
+                InputSink::Terminal(terminal) => terminal.write(&buffer[..count]).await,
+            };
+            if let Err(error) = written {
+                tracing::debug!(%error, "input dropped: the process has closed its stdin");
+            }
+        }
+    }
+    sink.lock().await.take();
+}
+
+async fn write_pipe(pipe: &pipe::Sender, mut data: &[u8]) -> io::Result<()> {
+    while !data.is_empty() {
+        pipe.writable().await?;
+        match pipe.try_write(data) {
+            Ok(count) => data = &data[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Client {
+    async fn deliver(&self, data: &[u8], to_stderr: bool) {
+        if self.gone.load(Ordering::SeqCst) {
+            return;
+        }
+        let sink = if to_stderr {
+            &self.stderr
+        } else {
+            &self.stdout
+        };
+        if let Err(error) = sink.write(data).await {
+            tracing::warn!(%error, "output dropped");
+        }
+    }
+}
+
+async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_stderr: bool) {
+    let mut buffer = vec![0; CHUNK];
+    while pipe.readable().await.is_ok() {
+        match pipe.try_read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => client.deliver(&buffer[..count], to_stderr).await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+    }
+}
+
+async fn relay_terminal(terminal: Arc<Terminal>, client: Arc<Client>) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        // A terminal whose last process is gone reads as EIO.
+        match terminal.read(&mut buffer).await {
+            Ok(0) | Err(_) => break,
+            Ok(count) => client.deliver(&buffer[..count], false).await,
+        }
+    }
+}
+
+/// The master of a process's terminal.
+pub(crate) struct Terminal {
+    master: AsyncFd<OwnedFd>,
+}
+
+impl Terminal {
+    fn new(master: OwnedFd) -> Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&master)?;
+        rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        // SAFETY: the descriptor is owned, stays the same one and stays open until
+        // the registration is dropped together with it.
+        let master = unsafe { AsyncFd::register_with_interest(master, interest) }?;
+        Ok(Self { master })
+    }
+
+    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.master.readable().await?;
+            if let Ok(done) =
+                ready.try_io(|fd| rustix::io::read(fd.as_fd(), &mut *buffer).map_err(Into::into))
+            {
+                return done;
+            }
+        }
+    }
+
+    async fn write(&self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            let mut ready = self.master.writable().await?;
+            if let Ok(done) =
+                ready.try_io(|fd| rustix::io::write(fd.as_fd(), data).map_err(Into::into))
+            {
+                data = &data[done?..];
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the window's size, in characters.
+    pub(crate) fn resize(&self, columns: u16, rows: u16) -> io::Result<()> {
+        rustix::termios::tcsetwinsize(
+            self.master.get_ref(),
+            rustix::termios::Winsize {
+                ws_col: columns,
+                ws_row: rows,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            },
+        )
+        .map_err(Into::into)
+    }
+}
+
+/// The socket over which the runtime hands a terminal's master over
+/// (`--console-socket`).
+pub(crate) struct ConsoleSocket {
+    listener: std::os::unix::net::UnixListener,
+    path: std::path::PathBuf,
+}
+
+impl ConsoleSocket {
+    pub(crate) fn listen(path: &Path) -> Result<Self> {
+        let _ = std::fs::remove_file(path);
+        let listener = std::os::unix::net::UnixListener::bind(path)
+            .with_context(|| format!("listen on {}", path.display()))?;
+        Ok(Self {
+            listener,
+            path: path.to_path_buf(),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The master that the runtime has sent; the runtime has ended already, so
+    /// nothing is waited for.
+    pub(crate) fn receive(self) -> Result<OwnedFd> {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        self.listener.set_nonblocking(true)?;
+        let (stream, _) = self
+            .listener
+            .accept()
+            .context("the runtime sent no terminal")?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut name = [0; 256];
+        recvmsg(
+            &stream,
+            &mut [io::IoSliceMut::new(&mut name)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .context("receive the terminal")?;
+        control
+            .drain()
+            .find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+                _ => None,
+            })
+            .context("the runtime's message holds no terminal")
+    }
+}
+
+impl Drop for ConsoleSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Task service: containerd's calls, translated.
+//!
+//! Every call is one method of [`Container`] or a look at its processes; here are
+//! only the messages and the gRPC codes that the Go shim answers with.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use containerd_shim_protos::{
+    api::{
+        CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
+        CreateTaskResponse, DeleteRequest, DeleteResponse, Empty, ExecProcessRequest, KillRequest,
+        PauseRequest, PidsRequest, PidsResponse, ProcessInfo, ResizePtyRequest, ResumeRequest,
+        ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse, StatsRequest,
+        StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
+    },
+    protobuf::{Message, MessageField},
+    shim::oci::CheckpointOptions as ApiCheckpointOptions,
+    shim_async::Task,
+};
+use tokio::sync::Notify;
+use ttrpc::{
+    Code,
+    r#async::TtrpcContext,
+    error::{Error, Result, get_status},
+};
+
+use crate::{
+    container::{INIT, Process, StateError},
+    sandbox::{Container, CreateFailure, Host},
+    stats,
+    stdio::{Client, StdioPaths},
+};
+
+/// Turns an error into the status that the client sees, with its whole chain
+/// of reasons on one line.
+pub(crate) fn refuse(code: Code, error: impl std::fmt::Display) -> Error {
+    Error::RpcStatus(get_status(code, format!("{error:#}")))
+}
+
+pub(crate) fn unknown(error: anyhow::Error) -> Error {
+    refuse(Code::UNKNOWN, error)
+}
+
+impl From<StateError> for Error {
+    fn from(error: StateError) -> Self {
+        let code = match error {
+            StateError::NotFound { .. } => Code::NOT_FOUND,
+            StateError::Exists(_) => Code::ALREADY_EXISTS,
+            StateError::Precondition { .. } => Code::FAILED_PRECONDITION,
+        };
+        refuse(code, error)
+    }
+}
+
+/// The one container of this shim, once it is created.
+#[derive(Clone, Default)]
+pub(crate) struct Slot {
+    container: Arc<Mutex<Option<Arc<Container>>>>,
+}
+
+impl Slot {
+    /// The container.
+    pub(crate) fn get(&self) -> Result<Arc<Container>> {
+        self.lock()
+            .clone()
+            .ok_or_else(|| refuse(Code::NOT_FOUND, "the container is not created"))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<Container>>> {
+        self.container
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The Task service of one shim.
+pub(crate) struct TaskService {
+    pub(crate) host: Arc<Host>,
+    pub(crate) slot: Slot,
+    /// Rung when containerd lets the shim go.
+    pub(crate) shutdown: Arc<Notify>,
+}
+
+fn paths(stdin: String, stdout: String, stderr: String, terminal: bool) -> StdioPaths {
+    StdioPaths {
+        stdin,
+        stdout,
+        stderr,
+        terminal,
+    }
+}
+
+#[async_trait]
+impl Task for TaskService {
+    async fn create(&self, _: &TtrpcContext, req: CreateTaskRequest) -> Result<CreateTaskResponse> {
+        if self.slot.lock().is_some() {
+            return Err(refuse(
+                Code::ALREADY_EXISTS,
+                format!("container {}", req.id),
+            ));
+        }
+        let container = Container::create(&self.host, req)
+            .await
+            .map_err(|e| match e {
+                CreateFailure::Argument(e) => refuse(Code::INVALID_ARGUMENT, e),
+                CreateFailure::Failed(e) => unknown(e),
+            })?;
+        let pid = container.processes.init()?.pid() as u32;
+        *self.slot.lock() = Some(container);
+        Ok(CreateTaskResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
+    async fn start(&self, _: &TtrpcContext, req: StartRequest) -> Result<StartResponse> {
+        let container = self.slot.get()?;
+        container.processes.starting(&req.exec_id)?;
+        let pid = if req.exec_id == INIT {
+            container.start_init().await
+        } else {
+            container.start_exec(&req.exec_id).await
+        }
+        .map_err(unknown)?;
+        Ok(StartResponse {
+            pid: pid as u32,
+            ..Default::default()
+        })
+    }
+
+    async fn exec(&self, _: &TtrpcContext, req: ExecProcessRequest) -> Result<Empty> {
+        let container = self.slot.get()?;
+        let paths = paths(req.stdin, req.stdout, req.stderr, req.terminal);
+        let client = Client::open(&paths).map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?;
+        let mut process = Process::new(crate::container::Phase::Created(None), paths, Some(client));
+        process.spec = req
+            .spec
+            .into_option()
+            .map(|any| any.value)
+            .unwrap_or_default();
+        container.processes.add_exec(&req.exec_id, process)?;
+        Ok(Empty::new())
+    }
+
+    async fn state(&self, _: &TtrpcContext, req: StateRequest) -> Result<StateResponse> {
+        let container = self.slot.get()?;
+        let (phase, paths) = container
+            .processes
+            .with(&req.exec_id, |p| (p.phase, p.paths.clone()))?;
+        let exit = phase.exit();
+        Ok(StateResponse {
+            id: req.id,
+            bundle: container.bundle.dir().display().to_string(),
+            pid: phase.pid() as u32,
+            status: phase.status().into(),
+            stdin: paths.stdin,
+            stdout: paths.stdout,
+            stderr: paths.stderr,
+            terminal: paths.terminal,
+            exit_status: exit.map_or(0, |e| e.status),
+            exited_at: exit
+                .map(|e| MessageField::some(e.at.into()))
+                .unwrap_or_default(),
+            exec_id: req.exec_id,
+            ..Default::default()
+        })
+    }
+
+    async fn wait(&self, _: &TtrpcContext, req: WaitRequest) -> Result<WaitResponse> {
+        let mut ended = self.slot.get()?.processes.ended(&req.exec_id)?;
+        let exit = ended
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| refuse(Code::NOT_FOUND, "the process was deleted"))?
+            .ok_or_else(|| refuse(Code::UNKNOWN, "no exit status"))?;
+        Ok(WaitResponse {
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at.into()),
+            ..Default::default()
+        })
+    }
+
+    async fn kill(&self, _: &TtrpcContext, req: KillRequest) -> Result<Empty> {
+        let container = self.slot.get()?;
+        container
+            .kill(&req.exec_id, req.signal as i32, req.all)
+            .await?;
+        Ok(Empty::new())
+    }
+
+    async fn delete(&self, _: &TtrpcContext, req: DeleteRequest) -> Result<DeleteResponse> {
+        let container = self.slot.get()?;
+        let (pid, exit) = container.delete(&req.exec_id).await?;
+        if req.exec_id == INIT {
+            self.slot.lock().take();
+        }
+        Ok(DeleteResponse {
+            pid: pid as u32,
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at.into()),
+            ..Default::default()
+        })
+    }
+
+    async fn pids(&self, _: &TtrpcContext, _: PidsRequest) -> Result<PidsResponse> {
+        let container = self.slot.get()?;
+        let pids = container
+            .cgroup()
+            .and_then(|cgroup| cgroup.processes().ok())
+            .unwrap_or_default();
+        Ok(PidsResponse {
+            processes: pids
+                .into_iter()
+                .map(|pid| ProcessInfo {
+                    pid: pid as u32,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        })
+    }
+
+    async fn pause(&self, _: &TtrpcContext, _: PauseRequest) -> Result<Empty> {
+        self.slot.get()?.pause().await?;
+        Ok(Empty::new())
+    }
+
+    async fn resume(&self, _: &TtrpcContext, _: ResumeRequest) -> Result<Empty> {
+        self.slot.get()?.resume().await?;
+        Ok(Empty::new())
+    }
+
+    async fn checkpoint(&self, _: &TtrpcContext, req: CheckpointTaskRequest) -> Result<Empty> {
+        let options = req
+            .options
+            .as_ref()
+            .map(|any| ApiCheckpointOptions::parse_from_bytes(&any.value))
+            .transpose()
+            .map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?
+            .unwrap_or_default();
+        self.slot
+            .get()?
+            .standard_checkpoint(&req.path, &options)
+            .await
+            .map_err(unknown)?;
+        Ok(Empty::new())
+    }
+
+    async fn resize_pty(&self, _: &TtrpcContext, req: ResizePtyRequest) -> Result<Empty> {
+        let container = self.slot.get()?;
+        let terminal = container
+            .processes
+            .with(&req.exec_id, |p| p.terminal.clone())?;
+        if let Some(terminal) = terminal {
+            let clamp = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
+            terminal
+                .resize(clamp(req.width), clamp(req.height))
+                .map_err(|e| refuse(Code::UNKNOWN, e))?;
+        }
+        Ok(Empty::new())
+    }
+
+    async fn close_io(&self, _: &TtrpcContext, req: CloseIORequest) -> Result<Empty> {
+        let container = self.slot.get()?;
+        let client = container
+            .processes
+            .with(&req.exec_id, |p| p.client.clone())?;
+        if let Some(client) = client.filter(|_| req.stdin) {
+            client.close_stdin();
+        }
+        Ok(Empty::new())
+    }
+
+    async fn update(&self, _: &TtrpcContext, req: UpdateTaskRequest) -> Result<Empty> {
+        let resources = req.resources.into_option().map(|any| any.value);
+        self.slot
+            .get()?
+            .update(resources.unwrap_or_default())
+            .await
+            .map_err(unknown)?;
+        Ok(Empty::new())
+    }
+
+    async fn stats(&self, _: &TtrpcContext, _: StatsRequest) -> Result<StatsResponse> {
+        let container = self.slot.get()?;
+        let pid = container.processes.init()?.pid();
+        let stats = stats::of_process(pid).map_err(unknown)?;
+        Ok(StatsResponse {
+            stats: MessageField::some(stats),
+            ..Default::default()
+        })
+    }
+
+    async fn connect(&self, _: &TtrpcContext, _: ConnectRequest) -> Result<ConnectResponse> {
+        let pid = self
+            .slot
+            .get()
+            .ok()
+            .and_then(|c| c.processes.init().ok())
+            .map_or(0, |phase| phase.pid());
+        Ok(ConnectResponse {
+            shim_pid: std::process::id(),
+            task_pid: pid as u32,
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        })
+    }
+
+    async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Result<Empty> {
+        // A shim whose container is still there stays.
+        if self.slot.get().is_err() {
+            self.shutdown.notify_one();
+        }
+        Ok(Empty::new())
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The shim's side of crabd: the effects of its sandbox.
+//!
+//! crabd is started if none listens, and asked again if it went away; while it is
+//! away, the answer is the reason, and the sandbox goes on as ever. Only one start
+//! is tried per [`RETRY`], so that a host where crabd cannot run does not pay for
+//! it with every turn.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use crab_api::{
+    connect, paths,
+    tracer::{Effects, EffectsRequest, UnwatchRequest, WatchRequest},
+    tracer_ttrpc::TracerClient,
+};
+use crab_runtime::cgroup::Cgroup;
+use tokio::{sync::Mutex, time::sleep};
+
+use crate::sandbox::Host;
+
+/// How long a start of crabd may take until it listens.
+const START_LIMIT: Duration = Duration::from_secs(3);
+/// How long one answer may take, in nanoseconds.
+const CALL_LIMIT: i64 = 2_000_000_000;
+/// The pause between two tries to start a crabd that does not come up.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What is watched for a sandbox.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pub(crate) cgroup: Cgroup,
+    pub(crate) devices: Vec<u64>,
+}
+
+/// The link to crabd.
+pub(crate) struct Tracer {
+    host: Arc<Host>,
+    sandbox: String,
+    link: Mutex<Link>,
+}
+
+#[derive(Default)]
+struct Link {
+    client: Option<TracerClient>,
+    watched: Option<Watched>,
+    /// The last failed start, and why.
+    failed: Option<(Instant, String)>,
+}
+
+impl Tracer {
+    pub(crate) fn new(host: Arc<Host>, sandbox: String) -> Self {
+        Self {
+            host,
+            sandbox,
+            link: Mutex::default(),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        paths::crabd_socket(&self.host.config.run_dir)
+    }
+
+    /// Begins to watch, or goes on with another cgroup and other devices.
+    pub(crate) async fn watch(&self, watched: Watched) -> Result<Effects, String> {
+        let mut link = self.link.lock().await;
+        link.watched = Some(watched);
+        self.renew(&mut link).await
+    }
+
+    /// The counters now.
+    pub(crate) async fn effects(&self) -> Result<Effects, String> {
+        let mut link = self.link.lock().await;
+        if let Some(client) = &link.client {
+            let request = EffectsRequest {
+                sandbox: self.sandbox.clone(),
+                ..Default::default()
+            };
+            match client.effects(context(), &request).await {
+                Ok(effects) => return Ok(effects),
+                Err(error) => {
+                    tracing::debug!(%error, "crabd does not answer; asking again");
+                    link.client = None;
+                }
+            }
+        }
+        // Gone, or another one that knows nothing of us yet.
+        self.renew(&mut link).await
+    }
+
+    /// Ends the watch.
+    pub(crate) async fn unwatch(&self) {
+        let mut link = self.link.lock().await;
+        link.watched = None;
+        if let Some(client) = link.client.take() {
+            let request = UnwatchRequest {
+                sandbox: self.sandbox.clone(),
+                ..Default::default()
+            };
+            // crabd also sees the shim go.
+            let _ = client.unwatch(context(), &request).await;
+        }
+    }
+
+    async fn renew(&self, link: &mut Link) -> Result<Effects, String> {
+        let Some(watched) = link.watched.clone() else {
+            return Err("the sandbox is not watched yet".into());
+        };
+        let request = WatchRequest {
+            sandbox: self.sandbox.clone(),
+            cgroup_id: watched.cgroup.id(),
+            devices: watched.devices,
+            shim_address: self.host.address.clone(),
+            shim_pid: std::process::id(),
+            ..Default::default()
+        };
+        let client = match link.client.take() {
+            Some(client) => client,
+            None => self.connect(link).await?,
+        };
+        let effects = client
+            .watch(context(), &request)
+            .await
+            .map_err(|error| match error {
+                ttrpc::Error::RpcStatus(status) => status.message,
+                other => format!("crabd does not answer: {other}"),
+            })?;
+        link.client = Some(client);
+        Ok(effects)
+    }
+
+    async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {
+        let socket = self.socket();
+        if let Ok(client) = connect(&socket).await {
+            link.failed = None;
+            return Ok(TracerClient::new(client));
+        }
+        if let Some((when, why)) = &link.failed
+            && when.elapsed() < RETRY
+        {
+            return Err(why.clone());
+        }
+        match self.start().await {
+            Ok(client) => {
+                link.failed = None;
+                Ok(client)
+            }
+            Err(error) => {
+                let why = format!("no crabd: {error:#}");
+                link.failed = Some((Instant::now(), why.clone()));
+                Err(why)
+            }
+        }
+    }
+
+    /// Starts crabd. Several shims may do so at once: crabd itself sees to it
+    /// that one stays.
+    async fn start(&self) -> Result<TracerClient> {
+        let run_dir = &self.host.config.run_dir;
+        let Some(program) = self.host.config.crabd_binary() else {
+            bail!("crabd is neither beside the shim nor on PATH; install it");
+        };
+        std::fs::create_dir_all(run_dir).with_context(|| format!("make {}", run_dir.display()))?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(paths::crabd_log(run_dir))
+            .context("open crabd's log")?;
+        let mut command = Command::new(&program);
+        command
+            .arg("--socket")
+            .arg(self.socket())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .current_dir("/");
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let (_child, mut exit) = self
+            .host
+            .reaper
+            .spawn(&mut command)
+            .with_context(|| format!("start {}", program.display()))?;
+        let start = Instant::now();
+        loop {
+            if let Ok(client) = connect(&self.socket()).await {
+                return Ok(TracerClient::new(client));
+            }
+            if let Ok(exit) = exit.try_recv()
+                && exit.status != 0
+            {
+                bail!("crabd ended with {}; see its log", exit.status);
+            }
+            if start.elapsed() > START_LIMIT {
+                bail!("crabd does not listen after {} s", START_LIMIT.as_secs());
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+fn context() -> ttrpc::context::Context {
+    ttrpc::context::with_timeout(CALL_LIMIT)
+}
