@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The command line: the one definition that parsing and help come from.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand, error::ErrorKind};
+use crab_store::TurnId;
+
+use crate::error::{CliError, Code};
+
+const LONG_ABOUT: &str = "\
+Crab makes every turn of an AI agent's sandbox recoverable.
+
+A sandbox is a container that runs under Crab. A turn is what the agent does in
+it between two waits for its model, usually one exec; turns are numbered from 1,
+and turn 0 is the container's start. When a turn ends, Crab looks at what it left
+changed, and that is the turn's class:
+
+  none       nothing: an older checkpoint holds, and the turn cost nothing
+  files      files
+  processes  memory of live processes
+  full       both
+
+What changed goes into a checkpoint; from then on you can go back to that turn.
+
+A first walk:
+  ctr run -d --runtime io.containerd.crab.v1 IMAGE demo sleep infinity
+  ctr task exec --exec-id 1 demo sh -c 'echo hello > /greeting'
+  crab ps                        which sandboxes there are
+  crab turns demo                what happened in demo, turn by turn
+  crab show demo 1               turn 1 in detail
+  crab rollback demo --turn 0    as if it had never been
+With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
+
+const AFTER_HELP: &str = "\
+S names a sandbox: <namespace>/<id>, or its id, or the name of a Docker
+container, or the beginning of an id if no other begins so.
+
+Exit codes:
+  0  done
+  1  failed
+  2  wrong usage
+  3  no such sandbox, turn or checkpoint
+  4  refused in this state or to this user: nothing was changed
+An error is one line on standard error: `crab: WHAT: WHY; WHAT TO DO`.
+
+Files:
+  /etc/crab/config.toml  configuration, optional; CRAB_CONFIG names another
+  /var/lib/crab          the store";
+
+/// What was asked for.
+#[derive(Debug, Parser)]
+#[command(
+    name = "crab",
+    version,
+    about = "Turns, checkpoints, rollback and restore of agent sandboxes",
+    long_about = LONG_ABOUT,
+    after_help = AFTER_HELP,
+    max_term_width = 80
+)]
+pub(crate) struct Args {
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Use the store in this directory, not the configured one
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the sandboxes, live and gone
+    ///
+    /// A sandbox that is gone has lost its container or its shim; its
+    /// checkpoints are in the store, and `crab restore` brings it back.
+    Ps,
+    /// List what happened in a sandbox, turn by turn
+    ///
+    /// CHECKPOINT is the checkpoint that holds the turn's state: that of the
+    /// turn itself, or for class `none` an older one. BYTES is what it added to
+    /// the store, CAPTURE how long taking it took, FROZEN for how long the
+    /// sandbox stood still. Reads the store: no daemon is needed.
+    Turns {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+    },
+    /// Show one turn in detail
+    ///
+    /// Its command, its class and why, what it changed and what it cost, and
+    /// what is in the checkpoint that holds its state. Reads the store: no
+    /// daemon is needed.
+    Show {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn
+        #[arg(value_name = "TURN")]
+        turn: TurnId,
+    },
+    /// Take a checkpoint of a live sandbox now
+    Checkpoint {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+    },
+    /// Bring a live sandbox back to the end of a turn
+    ///
+    /// In place: the container keeps its id, names, mounts, network and limits,
+    /// and stays running for containerd and Docker. What reached the network or
+    /// a bind mount is not undone. The turns in between stay in the history,
+    /// and can be gone back to as well.
+    Rollback {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn at whose end the sandbox was as it shall be
+        #[arg(long, value_name = "TURN")]
+        turn: TurnId,
+    },
+    /// Bring a sandbox back whose container or shim has died
+    ///
+    /// Starts the same container again, through Docker or containerd, from a
+    /// checkpoint. For a sandbox that is running, use rollback.
+    Restore {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn at whose end the sandbox was as it shall be; without it,
+        /// the newest state that was saved
+        #[arg(long, value_name = "TURN")]
+        turn: Option<TurnId>,
+    },
+}
+
+impl Args {
+    /// Reads the command line. When there is nothing left to do, because it was
+    /// a question or makes no sense, says so and gives the exit code.
+    pub(crate) fn read() -> Result<Self, ExitCode> {
+        Self::try_parse().map_err(|error| match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                // A reader that has seen enough is no failure.
+                let _ = error.print();
+                ExitCode::SUCCESS
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                eprintln!("{}", usage("no command was given"));
+                Code::Usage.into()
+            }
+            _ => {
+                let text = error.to_string();
+                // What follows the first blank line is advice of clap's own.
+                let why = text.split("\n\n").next().unwrap_or(&text);
+                eprintln!("{}", usage(why.trim_start_matches("error: ")));
+                Code::Usage.into()
+            }
+        })
+    }
+}
+
+fn usage(why: &str) -> CliError {
+    CliError::new(Code::Usage, "wrong usage", why, "see crab --help")
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab checkpoint S`: a checkpoint of a live sandbox, now.
+
+use crab_api::{sandbox::CheckpointRequest, ttrpc::context};
+use crab_store::{SandboxId, TurnId};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    error::CliError,
+    live::{Live, WORK_TIMEOUT, refusal},
+    output::{duration, size, visible},
+};
+
+const WHAT: &str = "checkpoint";
+
+#[derive(Serialize)]
+struct Taken {
+    sandbox: SandboxId,
+    /// The turn whose number the checkpoint bears.
+    turn: TurnId,
+    class: String,
+    /// Why it holds files only although processes had changed.
+    degraded: Option<String>,
+    bytes_stored: u64,
+    capture_us: u64,
+}
+
+pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, CliError> {
+    let id = context.sandbox(text_of_id)?.id().clone();
+    context.require_root(WHAT, &id)?;
+    let live = Live::require(&context.config, WHAT, &id).await?;
+    let timeout = context::with_duration(WORK_TIMEOUT);
+    let taken = live
+        .client
+        .checkpoint(timeout, &CheckpointRequest::new())
+        .await
+        .map_err(|error| refusal(WHAT, &id, &error))?;
+    let taken = Taken {
+        sandbox: id,
+        turn: TurnId(taken.turn),
+        class: taken.class,
+        degraded: Some(taken.degraded).filter(|why| !why.is_empty()),
+        bytes_stored: taken.bytes,
+        capture_us: taken.capture_us,
+    };
+    context.answer(&taken, text)
+}
+
+fn text(taken: &Taken) -> String {
+    let Taken { sandbox, turn, .. } = taken;
+    if taken.class == "none" {
+        return format!("{sandbox}: nothing has changed since checkpoint {turn}\n");
+    }
+    let mut text = format!(
+        "{sandbox}: checkpoint {turn} taken ({}, {} in {})\n",
+        visible(&taken.class),
+        size(taken.bytes_stored),
+        duration(taken.capture_us)
+    );
+    if let Some(why) = &taken.degraded {
+        text.push_str(&format!("it holds files only: {}\n", visible(why)));
+    }
+    text
+}

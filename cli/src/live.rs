@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Sandboxes that are alive: asking their shims.
+
+use std::{io::ErrorKind, path::Path, time::Duration};
+
+use crab_api::{
+    paths,
+    sandbox::{Empty, SandboxStatus},
+    sandbox_ttrpc::SandboxClient,
+    ttrpc::{self, Code as Rpc, context},
+};
+use crab_config::Config;
+use crab_store::SandboxId;
+
+use crate::error::{CliError, Code};
+
+/// For how long a shim may take to say how it is.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// For how long a checkpoint or a rollback may take.
+pub(crate) const WORK_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A sandbox's shim and what it said.
+pub(crate) struct Live {
+    pub(crate) client: SandboxClient,
+    pub(crate) status: SandboxStatus,
+}
+
+/// Why a shim gave no answer.
+pub(crate) enum NoAnswer {
+    /// There is none: it has ended, or was killed.
+    Gone,
+    /// There is one, but it cannot be talked to.
+    Deaf(String),
+}
+
+impl Live {
+    /// Asks a sandbox's shim how it is.
+    pub(crate) async fn find(config: &Config, id: &SandboxId) -> Result<Self, NoAnswer> {
+        let file = paths::sandbox_address(&config.run_dir, id.namespace(), id.id());
+        let address = match std::fs::read_to_string(&file) {
+            Ok(address) => address,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(NoAnswer::Gone),
+            Err(error) => return Err(NoAnswer::Deaf(format!("{}: {error}", file.display()))),
+        };
+        let client = match crab_api::connect(Path::new(address.trim())).await {
+            Ok(client) => SandboxClient::new(client),
+            Err(crab_api::ConnectError::Connect { source, .. })
+                if matches!(
+                    source.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Err(NoAnswer::Gone);
+            }
+            Err(error) => return Err(NoAnswer::Deaf(error.to_string())),
+        };
+        let context = context::with_duration(STATUS_TIMEOUT);
+        match client.status(context, &Empty::new()).await {
+            Ok(status) => Ok(Self { client, status }),
+            Err(error) => Err(NoAnswer::Deaf(describe(&error))),
+        }
+    }
+
+    /// The same for a command that needs the sandbox alive.
+    pub(crate) async fn require(
+        config: &Config,
+        what: &str,
+        id: &SandboxId,
+    ) -> Result<Self, CliError> {
+        let what = format!("cannot {what} {id}");
+        match Self::find(config, id).await {
+            Ok(live) if live.status.state == "stopped" => Err(CliError::new(
+                Code::Refused,
+                what,
+                "it has stopped",
+                format!("bring it back with `crab restore {id}`"),
+            )),
+            Ok(live) => Ok(live),
+            Err(NoAnswer::Gone) => Err(CliError::new(
+                Code::Refused,
+                what,
+                "it is not running",
+                format!("bring it back with `crab restore {id}`"),
+            )),
+            Err(NoAnswer::Deaf(why)) => Err(CliError::failed(
+                what,
+                format!("its shim does not answer: {why}"),
+                "see the shim's log and try again",
+            )),
+        }
+    }
+}
+
+fn describe(error: &ttrpc::Error) -> String {
+    match error {
+        ttrpc::Error::RpcStatus(status) => status.message().to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// What a shim's refusal means to the user.
+pub(crate) fn refusal(what: &str, id: &SandboxId, error: &ttrpc::Error) -> CliError {
+    let rpc = match error {
+        ttrpc::Error::RpcStatus(status) => status.code(),
+        _ => Rpc::UNKNOWN,
+    };
+    let (code, advice) = match rpc {
+        Rpc::NOT_FOUND => (Code::NotFound, format!("`crab turns {id}` lists the turns")),
+        Rpc::FAILED_PRECONDITION | Rpc::INVALID_ARGUMENT | Rpc::UNIMPLEMENTED => {
+            (Code::Refused, "nothing was changed".to_owned())
+        }
+        Rpc::UNAVAILABLE | Rpc::ABORTED | Rpc::RESOURCE_EXHAUSTED => {
+            (Code::Failed, "try again".to_owned())
+        }
+        _ => (
+            Code::Failed,
+            format!("`crab ps` shows how {id} is, its shim's log says more"),
+        ),
+    };
+    CliError::new(code, format!("cannot {what} {id}"), describe(error), advice)
+}

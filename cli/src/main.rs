@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab`: an agent sandbox's turns, checkpoints, rollback and restore.
+//!
+//! `ps`, `turns` and `show` read the store and need no daemon; what lives is
+//! asked of the sandbox's own shim. Nothing here changes a sandbox by itself:
+//! the shim does, and for `restore` the containerd client that made it.
+//!
+//! Whatever happens ends in one place: text on standard output and exit code 0,
+//! or one line on standard error and the code that `--help` documents.
+#![forbid(unsafe_code)]
+
+mod args;
+mod checkpoint;
+mod context;
+mod docker;
+mod error;
+mod history;
+mod live;
+mod output;
+mod ps;
+mod resolve;
+mod restore;
+mod rollback;
+mod show;
+mod starter;
+mod turns;
+
+use std::{
+    io::{ErrorKind, Write},
+    process::ExitCode,
+};
+
+use args::{Args, Command};
+use context::Context;
+use error::CliError;
+
+fn main() -> ExitCode {
+    let args = match Args::read() {
+        Ok(args) => args,
+        Err(finished) => return finished,
+    };
+    match run(args).and_then(|text| print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            error.code.into()
+        }
+    }
+}
+
+fn run(args: Args) -> Result<String, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|cause| CliError::failed("cannot start", cause, "see the system's limits"))?;
+    let context = Context::new(args.json, args.store)?;
+    runtime.block_on(async {
+        match args.command {
+            Command::Ps => ps::run(&context).await,
+            Command::Turns { sandbox } => turns::run(&context, &sandbox).await,
+            Command::Show { sandbox, turn } => show::run(&context, &sandbox, turn),
+            Command::Checkpoint { sandbox } => checkpoint::run(&context, &sandbox).await,
+            Command::Rollback { sandbox, turn } => rollback::run(&context, &sandbox, turn).await,
+            Command::Restore { sandbox, turn } => restore::run(&context, &sandbox, turn).await,
+        }
+    })
+}
+
+fn print(text: &str) -> Result<(), CliError> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        // The reader has seen enough: `crab turns S | head -3`.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|cause| {
+            CliError::failed("cannot write the output", cause, "see where it goes to")
+        }),
+    }
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab ps`: the sandboxes of this host.
+
+use std::sync::Arc;
+
+use crab_config::Config;
+use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnId};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::{
+    context::Context,
+    docker,
+    error::{CliError, StoreError},
+    live::{Live, NoAnswer},
+    output::{NOTHING, ago, cell, now_ms, or_nothing, size, table},
+};
+
+/// Docker's ids are 64 characters; so many tell them apart.
+const SHORT_ID: usize = 12;
+const DOCKER_ID: usize = 64;
+
+#[derive(Serialize)]
+struct Ps {
+    sandboxes: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    sandbox: SandboxId,
+    /// The name that Docker gave it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// What its shim says; `gone` if it has none, `unknown` if that is deaf.
+    state: String,
+    pid: Option<u32>,
+    /// The newest turn, and whether it is still open.
+    turn: Option<TurnId>,
+    turn_open: bool,
+    /// The checkpoint that holds the newest state.
+    checkpoint: Option<TurnId>,
+    checkpoints: u64,
+    bytes_stored: u64,
+    last_ms: Option<u64>,
+    client: Option<&'static str>,
+    image: Option<String>,
+    /// What is not as it should be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
+    let mut rows = Vec::new();
+    if let Some(store) = context.store_if_any()? {
+        let sandboxes = store
+            .sandboxes()
+            .map_err(|error| CliError::store("cannot list the sandboxes", error.into()))?;
+        let mut names = docker::names(&sandboxes);
+        for id in &sandboxes {
+            let mut row = Row::of(id, stored(&store, id));
+            row.name = names.remove(id);
+            rows.push(row);
+        }
+        // All shims at once: a deaf one must not hold up the others.
+        let config = Arc::new(context.config.clone());
+        let mut asked = JoinSet::new();
+        for (number, id) in sandboxes.into_iter().enumerate() {
+            let config: Arc<Config> = config.clone();
+            asked.spawn(async move { (number, Live::find(&config, &id).await) });
+        }
+        while let Some(Ok((number, answer))) = asked.join_next().await {
+            rows[number].answered(answer);
+        }
+    }
+    context.answer(&Ps { sandboxes: rows }, text)
+}
+
+/// What the store knows of a sandbox.
+struct Stored {
+    checkpoints: u64,
+    bytes: u64,
+    damaged: u64,
+    head: Option<TurnId>,
+    turn: Option<TurnId>,
+    last_ms: Option<u64>,
+    client: Option<&'static str>,
+    image: Option<String>,
+}
+
+fn stored(store: &Store, id: &SandboxId) -> Result<Stored, StoreError> {
+    let sandbox: SandboxStore = store.sandbox(id)?;
+    let manifests = sandbox.manifests()?;
+    let journal = sandbox.journal()?;
+    let meta = sandbox.meta()?;
+    let good = || {
+        manifests
+            .iter()
+            .filter_map(|(_, manifest)| manifest.as_ref().ok())
+    };
+    let ended = journal.records.iter().filter_map(|record| match record {
+        JournalRecord::Turn(record) => Some(record.ended_ms),
+        JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
+        JournalRecord::Checkpoint(record) => Some(record.at_ms),
+        JournalRecord::CaptureFailed(_) | JournalRecord::Unknown => None,
+    });
+    let next = sandbox.next_turn()?;
+    Ok(Stored {
+        checkpoints: good().count() as u64,
+        bytes: good().map(|manifest| manifest.bytes_stored).sum(),
+        damaged: (manifests.len() - good().count()) as u64,
+        head: sandbox.head().ok().flatten().map(|manifest| manifest.turn),
+        turn: next.0.checked_sub(1).map(TurnId),
+        last_ms: ended.max().or(meta.as_ref().map(|meta| meta.created_ms)),
+        client: meta.as_ref().map(|meta| meta.client.as_str()),
+        image: meta.and_then(|meta| meta.image),
+    })
+}
+
+impl Row {
+    fn of(id: &SandboxId, stored: Result<Stored, StoreError>) -> Self {
+        let mut row = Self {
+            sandbox: id.clone(),
+            name: None,
+            state: "gone".to_owned(),
+            pid: None,
+            turn: None,
+            turn_open: false,
+            checkpoint: None,
+            checkpoints: 0,
+            bytes_stored: 0,
+            last_ms: None,
+            client: None,
+            image: None,
+            note: None,
+        };
+        match stored {
+            Ok(stored) => {
+                row.turn = stored.turn;
+                row.checkpoint = stored.head;
+                row.checkpoints = stored.checkpoints;
+                row.bytes_stored = stored.bytes;
+                row.last_ms = stored.last_ms;
+                row.client = stored.client;
+                row.image = stored.image;
+                if stored.damaged > 0 {
+                    row.note = Some(format!("{} damaged checkpoints", stored.damaged));
+                }
+            }
+            // One sandbox that cannot be read must not hide the others.
+            Err(error) => row.note = Some(error.to_string()),
+        }
+        row
+    }
+
+    fn answered(&mut self, answer: Result<Live, NoAnswer>) {
+        match answer {
+            Ok(Live { status, .. }) => {
+                self.state = status.state;
+                self.pid = Some(status.pid).filter(|pid| *pid != 0);
+                self.turn = Some(TurnId(status.turn)).max(self.turn);
+                self.turn_open = status.turn_open;
+                if !status.unobserved.is_empty() {
+                    self.add_note(format!("unobserved: {}", status.unobserved));
+                }
+            }
+            Err(NoAnswer::Gone) => {}
+            Err(NoAnswer::Deaf(why)) => {
+                self.state = "unknown".to_owned();
+                self.add_note(why);
+            }
+        }
+    }
+
+    fn add_note(&mut self, note: String) {
+        self.note = Some(match self.note.take() {
+            Some(before) => format!("{before}, {note}"),
+            None => note,
+        });
+    }
+}
+
+fn short(id: &SandboxId) -> String {
+    let hex = id.id().bytes().all(|byte| byte.is_ascii_hexdigit());
+    match id.id().get(..SHORT_ID) {
+        Some(short) if hex && id.id().len() == DOCKER_ID => {
+            format!("{}/{short}", id.namespace())
+        }
+        _ => id.to_string(),
+    }
+}
+
+fn text(ps: &Ps) -> String {
+    let now = now_ms();
+    let rows = ps.sandboxes.iter().map(|row| {
+        let turn = or_nothing(row.turn) + if row.turn_open { " (open)" } else { "" };
+        [
+            short(&row.sandbox),
+            cell(row.name.as_deref().unwrap_or(NOTHING), 30),
+            cell(&row.state, 20),
+            turn,
+            or_nothing(row.checkpoint),
+            size(row.bytes_stored),
+            or_nothing(row.last_ms.map(|ms| ago(ms, now))),
+            cell(row.image.as_deref().unwrap_or(NOTHING), 40),
+            cell(row.note.as_deref().unwrap_or(NOTHING), 100),
+        ]
+    });
+    let header = [
+        "SANDBOX",
+        "NAME",
+        "STATE",
+        "TURN",
+        "CHECKPOINT",
+        "BYTES",
+        "ACTIVE",
+        "IMAGE",
+        "NOTE",
+    ];
+    table(header, &[3, 4, 5], rows)
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab restore S`: a sandbox again whose container or shim has died.
+//!
+//! ```text
+//! crab: wish into the store -> crab: start the container (docker, ctr)
+//!   -> containerd: a new shim, Create -> shim: takes the wish, restores
+//!   -> crab: the shim says "running", and its journal says "restored"
+//! ```
+//!
+//! A wish that was not granted is taken back, so that a later ordinary start of
+//! the container is an ordinary start.
+
+use std::time::{Duration, Instant};
+
+use crab_store::{
+    Client, JournalRecord, Manifest, RestoreRequest, SandboxId, SandboxStore, TurnId,
+};
+use serde::Serialize;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
+
+use crate::{
+    context::Context,
+    docker,
+    error::{CliError, Code, StoreError},
+    live::{Live, NoAnswer},
+    output::{duration, now_ms},
+    rollback::with,
+    starter,
+};
+
+const WHAT: &str = "restore";
+/// For how long the new shim may take after the container was started.
+const RUNNING_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+
+#[derive(Serialize)]
+struct Restored {
+    sandbox: SandboxId,
+    turn: TurnId,
+    checkpoint: TurnId,
+    processes: bool,
+    pid: u32,
+    took_us: u64,
+}
+
+pub(crate) async fn run(
+    context: &Context,
+    text_of_id: &str,
+    turn: Option<TurnId>,
+) -> Result<String, CliError> {
+    let sandbox = context.sandbox(text_of_id)?;
+    let id = sandbox.id().clone();
+    context.require_root(WHAT, &id)?;
+    require_gone(context, &id).await?;
+
+    let what = format!("cannot {WHAT} {id}");
+    let failed = |error| CliError::store(&what, error);
+    let manifest = choose(&sandbox, turn).map_err(failed)?;
+    let Some(manifest) = manifest else {
+        return Err(CliError::new(
+            Code::NotFound,
+            what,
+            "it has no checkpoint",
+            "start its container again to begin anew",
+        ));
+    };
+    let turn = turn.unwrap_or(manifest.turn);
+    check(&sandbox, &manifest).map_err(failed)?;
+    let client = client(&sandbox).map_err(failed)?;
+
+    let began = Instant::now();
+    let request = RestoreRequest {
+        turn,
+        checkpoint: manifest.turn,
+        requested_ms: now_ms(),
+    };
+    sandbox
+        .request_restore(request)
+        .map_err(|error| failed(error.into()))?;
+    let pid = match unless_interrupted(bring_back(context, &sandbox, client)).await {
+        Ok(pid) => pid,
+        Err(why) => {
+            let advice = match sandbox.cancel_restore() {
+                Ok(_) => "its checkpoints are untouched, the shim's log says more".to_owned(),
+                Err(error) => format!("and its next start would restore it, because of: {error}"),
+            };
+            return Err(CliError::failed(what, why, advice));
+        }
+    };
+    let restored = Restored {
+        sandbox: id,
+        turn,
+        checkpoint: manifest.turn,
+        processes: manifest.processes.is_some(),
+        pid,
+        took_us: began.elapsed().as_micros() as u64,
+    };
+    context.answer(&restored, |restored| {
+        format!(
+            "{} runs again as at turn {} (checkpoint {}, {}) after {}\n",
+            restored.sandbox,
+            restored.turn,
+            restored.checkpoint,
+            with(restored.processes),
+            duration(restored.took_us)
+        )
+    })
+}
+
+async fn require_gone(context: &Context, id: &SandboxId) -> Result<(), CliError> {
+    let what = format!("cannot {WHAT} {id}");
+    match Live::find(&context.config, id).await {
+        Err(NoAnswer::Gone) => Ok(()),
+        Ok(live) if live.status.state == "stopped" => Ok(()),
+        Ok(live) => Err(CliError::new(
+            Code::Refused,
+            what,
+            format!("it is {}", live.status.state),
+            format!("use `crab rollback {id} --turn TURN`, or stop it first"),
+        )),
+        Err(NoAnswer::Deaf(why)) => Err(CliError::new(
+            Code::Refused,
+            what,
+            format!("its shim is there but does not answer: {why}"),
+            "try again, or kill that shim first",
+        )),
+    }
+}
+
+fn choose(sandbox: &SandboxStore, turn: Option<TurnId>) -> Result<Option<Manifest>, StoreError> {
+    Ok(match turn {
+        Some(turn) => Some(sandbox.checkpoint_of(turn)?),
+        None => sandbox.head()?,
+    })
+}
+
+/// Reads what tells whether the checkpoint is whole: better now than when the
+/// container has been started.
+fn check(sandbox: &SandboxStore, manifest: &Manifest) -> Result<(), StoreError> {
+    let reader = sandbox.reader(manifest)?;
+    reader.get(manifest.spec)?;
+    reader.tree(manifest.files.upper)?;
+    for tmpfs in &manifest.files.tmpfs {
+        reader.tree(tmpfs.tree)?;
+    }
+    if let Some(processes) = &manifest.processes {
+        reader.process_image(processes.digest)?;
+    }
+    Ok(())
+}
+
+fn client(sandbox: &SandboxStore) -> Result<Client, StoreError> {
+    let by_namespace = match sandbox.id().namespace() {
+        docker::NAMESPACE => Client::Docker,
+        _ => Client::Containerd,
+    };
+    Ok(sandbox.meta()?.map_or(by_namespace, |meta| meta.client))
+}
+
+/// Starts the container and waits until it runs; says in one line why not.
+async fn bring_back(
+    context: &Context,
+    sandbox: &SandboxStore,
+    client: Client,
+) -> Result<u32, String> {
+    let id = sandbox.id();
+    let before = restores(sandbox)?;
+    // Once a shim has taken the wish, another start would be an ordinary one.
+    let wish_is_open = || matches!(sandbox.restore_request(), Ok(Some(_)));
+    starter::start(client, id, wish_is_open).await?;
+    let deadline = Instant::now() + RUNNING_TIMEOUT;
+    loop {
+        let mut last = "no shim has come up".to_owned();
+        match Live::find(&context.config, id).await {
+            Ok(live) if live.status.state == "running" => {
+                if restores(sandbox)? > before {
+                    return Ok(live.status.pid);
+                }
+                if wish_is_open() {
+                    return Err("it was started, but not restored".to_owned());
+                }
+                last = "it runs, but its journal does not say that it was restored".to_owned();
+            }
+            Ok(live) if live.status.state == "stopped" => {
+                return Err("it was started, and stopped at once".to_owned());
+            }
+            Ok(live) => last = format!("it is still {}", live.status.state),
+            Err(NoAnswer::Gone) => {}
+            Err(NoAnswer::Deaf(why)) => last = why,
+        }
+        if Instant::now() > deadline {
+            let seconds = RUNNING_TIMEOUT.as_secs();
+            return Err(format!("it was not back within {seconds} s: {last}"));
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// How often the journal says that the sandbox was restored.
+fn restores(sandbox: &SandboxStore) -> Result<usize, String> {
+    let journal = sandbox.journal().map_err(|error| error.to_string())?;
+    let restores = journal.records.iter();
+    Ok(restores
+        .filter(|record| matches!(record, JournalRecord::Restore(_)))
+        .count())
+}
+
+/// So that the wish is taken back when the user loses patience.
+async fn unless_interrupted<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (
+        signal(SignalKind::interrupt()),
+        signal(SignalKind::terminate()),
+    ) else {
+        return work.await;
+    };
+    tokio::select! {
+        done = work => done,
+        _ = interrupt.recv() => Err("interrupted".to_owned()),
+        _ = terminate.recv() => Err("interrupted".to_owned()),
+    }
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab show S TURN`: one turn in detail.
+
+use crab_store::{
+    Change, EntryKind, Journal, JournalRecord, Manifest, ProcessEntry, ReadError, SandboxId,
+    SandboxStore, Tree, TurnId,
+};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    error::{CliError, StoreError},
+    history::History,
+    output::{count, duration, size, utc, visible},
+    turns::Turn,
+};
+
+#[derive(Serialize)]
+struct Show {
+    sandbox: SandboxId,
+    turn: TurnId,
+    /// The turn's record in the journal; nothing if only its checkpoint is left.
+    record: Option<Turn>,
+    /// A checkpoint that somebody asked for bears a number like a turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked_for: Option<JournalRecord>,
+    checkpoint: Option<Checkpoint>,
+    /// Why no checkpoint holds the turn's state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_checkpoint: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Checkpoint {
+    manifest: Manifest,
+    /// What is in it, or why that cannot be read.
+    #[serde(flatten)]
+    contents: Contents,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Contents {
+    Contents {
+        /// Files that differ from the image, and their length.
+        files: u64,
+        file_bytes: u64,
+        /// Paths of the image that are gone.
+        removed: u64,
+        tmpfs_files: u64,
+        tmpfs_bytes: u64,
+        processes: Vec<ProcessEntry>,
+        process_bytes: u64,
+        criu: Option<String>,
+    },
+    Damaged(String),
+}
+
+pub(crate) fn run(context: &Context, text_of_id: &str, turn: TurnId) -> Result<String, CliError> {
+    let sandbox = context.sandbox(text_of_id)?;
+    let show = show(&sandbox, turn).map_err(|error| {
+        CliError::store(
+            format!("cannot show turn {turn} of {}", sandbox.id()),
+            error,
+        )
+    })?;
+    context.answer(&show, text)
+}
+
+fn show(sandbox: &SandboxStore, turn: TurnId) -> Result<Show, StoreError> {
+    let journal = sandbox.journal()?;
+    let mut show = Show {
+        sandbox: sandbox.id().clone(),
+        turn,
+        record: record(sandbox, &journal, turn)?,
+        asked_for: journal
+            .records
+            .iter()
+            .find(|record| matches!(record, JournalRecord::Checkpoint(asked) if asked.turn == turn))
+            .cloned(),
+        checkpoint: None,
+        no_checkpoint: None,
+    };
+    match sandbox.checkpoint_of(turn) {
+        Ok(manifest) => {
+            show.checkpoint = Some(Checkpoint {
+                contents: contents(sandbox, &manifest)
+                    .unwrap_or_else(|error| Contents::Damaged(error.to_string())),
+                manifest,
+            });
+        }
+        Err(error @ ReadError::NoTurn { .. }) => return Err(error.into()),
+        Err(ReadError::NoCheckpoint { why, .. }) => show.no_checkpoint = Some(why),
+        Err(error) => show.no_checkpoint = Some(error.to_string()),
+    }
+    Ok(show)
+}
+
+fn record(
+    sandbox: &SandboxStore,
+    journal: &Journal,
+    turn: TurnId,
+) -> Result<Option<Turn>, StoreError> {
+    let history = History::of(&journal.records);
+    let published = sandbox.checkpoints()?;
+    // The last one, if a turn was recorded twice.
+    Ok(journal
+        .records
+        .iter()
+        .rev()
+        .find_map(|record| match record {
+            JournalRecord::Turn(record) if record.turn == turn => {
+                Some(Turn::of(record, &history, &published))
+            }
+            _ => None,
+        }))
+}
+
+fn contents(sandbox: &SandboxStore, manifest: &Manifest) -> Result<Contents, ReadError> {
+    let reader = sandbox.reader(manifest)?;
+    let upper = reader.tree(manifest.files.upper)?;
+    let (files, file_bytes) = files(&upper);
+    let whiteout = EntryKind::CharDevice { rdev: 0 };
+    let removed = upper.entries.iter().filter(|entry| entry.kind == whiteout);
+    let (mut tmpfs_files, mut tmpfs_bytes) = (0, 0);
+    for tmpfs in &manifest.files.tmpfs {
+        let (files, bytes) = self::files(&reader.tree(tmpfs.tree)?);
+        tmpfs_files += files;
+        tmpfs_bytes += bytes;
+    }
+    let image = match &manifest.processes {
+        Some(processes) => Some(reader.process_image(processes.digest)?),
+        None => None,
+    };
+    Ok(Contents::Contents {
+        files,
+        file_bytes,
+        removed: removed.count() as u64,
+        tmpfs_files,
+        tmpfs_bytes,
+        process_bytes: image
+            .iter()
+            .flat_map(|image| &image.files)
+            .map(|file| file.size)
+            .sum(),
+        criu: image.as_ref().map(|image| image.criu_version.clone()),
+        processes: image.map(|image| image.processes).unwrap_or_default(),
+    })
+}
+
+/// How many regular files a tree has, and how long they are.
+fn files(tree: &Tree) -> (u64, u64) {
+    let sizes = tree.entries.iter().filter_map(|entry| match &entry.kind {
+        EntryKind::File { size, .. } => Some(*size),
+        _ => None,
+    });
+    sizes.fold((0, 0), |(count, bytes), size| {
+        (count + 1, u64::saturating_add(bytes, size))
+    })
+}
+
+/// Lines of `name  value`.
+#[derive(Default)]
+struct Sheet(String);
+
+impl Sheet {
+    fn line(&mut self, name: &str, value: impl AsRef<str>) {
+        let value = visible(value.as_ref());
+        self.0.push_str(&format!("{name:<12}{value}\n"));
+    }
+}
+
+fn text(show: &Show) -> String {
+    let mut sheet = Sheet::default();
+    sheet.line("sandbox", show.sandbox.to_string());
+    sheet.line("turn", show.turn.to_string());
+    if let Some(turn) = &show.record {
+        turn_lines(&mut sheet, turn);
+    }
+    if let Some(JournalRecord::Checkpoint(asked)) = &show.asked_for {
+        sheet.line("trigger", "somebody asked for a checkpoint");
+        sheet.line("at", utc(asked.at_ms));
+        sheet.line("class", format!("{}: {}", asked.class, asked.reason));
+    }
+    if let Some(why) = &show.no_checkpoint {
+        sheet.line("checkpoint", format!("none: {why}"));
+    }
+    if let Some(checkpoint) = &show.checkpoint {
+        checkpoint_lines(&mut sheet, checkpoint);
+    }
+    if let Some(turn) = &show.record {
+        changed_lines(&mut sheet, turn);
+    }
+    sheet.0
+}
+
+fn turn_lines(sheet: &mut Sheet, turn: &Turn) {
+    let record = &turn.record;
+    let cost = &record.cost;
+    let took = record.ended_ms.saturating_sub(record.began_ms);
+    sheet.line("trigger", record.trigger.as_str());
+    sheet.line("command", &record.command);
+    let began = utc(record.began_ms);
+    sheet.line(
+        "began",
+        format!("{began}, took {}", duration(took.saturating_mul(1000))),
+    );
+    if let Some(exit) = record.exit {
+        sheet.line("exit", exit.to_string());
+    }
+    sheet.line("class", format!("{}: {}", record.class, record.reason));
+    if let Some(why) = &record.unobserved {
+        sheet.line("unobserved", why);
+    }
+    if let Some(why) = &record.degraded {
+        sheet.line("degraded", format!("files only: {why}"));
+    }
+    if let Some(why) = &turn.failed {
+        sheet.line("failed", why);
+    }
+    if turn.left {
+        sheet.line("history", "left by a rollback");
+    }
+    let times = format!(
+        "{} to decide, {} to capture, {} frozen, next turn held for {}",
+        duration(cost.decide_us),
+        duration(cost.capture_us),
+        duration(cost.frozen_us),
+        duration(cost.gate_us),
+    );
+    sheet.line("cost", times);
+    let bytes = format!("{} of {}", size(cost.bytes_stored), size(cost.bytes_raw));
+    sheet.line("stored", bytes);
+}
+
+fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {
+    let manifest = &checkpoint.manifest;
+    let taken = utc(manifest.created_ms);
+    sheet.line(
+        "checkpoint",
+        format!("that of turn {}, taken {taken}", manifest.turn),
+    );
+    if let Some(why) = &manifest.degraded {
+        sheet.line("", format!("files only: {why}"));
+    }
+    match &checkpoint.contents {
+        Contents::Damaged(why) => sheet.line("damaged", why),
+        Contents::Contents {
+            files,
+            file_bytes,
+            removed,
+            tmpfs_files,
+            tmpfs_bytes,
+            processes,
+            process_bytes,
+            criu,
+        } => {
+            let upper = format!(
+                "turn {}: {} ({}), {} removed",
+                manifest.files.turn,
+                count(*files, "file", "files"),
+                size(*file_bytes),
+                count(*removed, "path", "paths"),
+            );
+            sheet.line("files", upper);
+            if !manifest.files.tmpfs.is_empty() {
+                let tmpfs = format!(
+                    "{}: {} ({})",
+                    count(manifest.files.tmpfs.len() as u64, "mount", "mounts"),
+                    count(*tmpfs_files, "file", "files"),
+                    size(*tmpfs_bytes)
+                );
+                sheet.line("tmpfs", tmpfs);
+            }
+            match (&manifest.processes, criu) {
+                (Some(image), Some(criu)) => {
+                    let images = format!(
+                        "turn {}: {} ({}), by criu {criu}",
+                        image.turn,
+                        count(processes.len() as u64, "process", "processes"),
+                        size(*process_bytes)
+                    );
+                    sheet.line("processes", images);
+                    for process in processes {
+                        let ProcessEntry { pid, comm, cmdline } = process;
+                        sheet.line("", format!("{pid:>6} {comm}: {cmdline}"));
+                    }
+                }
+                _ => sheet.line("processes", "none: init is started again"),
+            }
+        }
+    }
+    let packs = count(manifest.packs.len() as u64, "pack", "packs");
+    sheet.line(
+        "on disk",
+        format!("{} added, {packs}", size(manifest.bytes_stored)),
+    );
+}
+
+fn changed_lines(sheet: &mut Sheet, turn: &Turn) {
+    let record = &turn.record;
+    if record.files_changed == 0 {
+        return;
+    }
+    sheet.line("changed", count(record.files_changed, "path", "paths"));
+    for changed in &record.changed {
+        let sign = match changed.change {
+            Change::Added => '+',
+            Change::Changed => '~',
+            Change::Removed => '-',
+        };
+        sheet.line("", format!("{sign} {}", changed.path));
+    }
+    let more = record
+        .files_changed
+        .saturating_sub(record.changed.len() as u64);
+    if more > 0 {
+        sheet.line("", format!("and {more} more"));
+    }
+}

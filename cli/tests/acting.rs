@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `checkpoint`, `rollback`, `restore`: what is asked of a shim, and what a
+//! user reads when that goes well or wrong. The shim here speaks the real
+//! protocol and has no container behind it; `integration/` has the rest.
+
+mod support;
+
+use std::{
+    fs,
+    sync::{Arc, Mutex},
+};
+
+use crab_api::{
+    paths,
+    sandbox::*,
+    sandbox_ttrpc,
+    ttrpc::{self, Code, asynchronous::Server},
+};
+use crab_store::{Store, TurnId};
+use support::*;
+
+/// A shim that answers what it is told to, and notes what it was asked.
+#[derive(Default)]
+struct Shim {
+    state: Mutex<String>,
+    refuse: Mutex<Option<(Code, String)>>,
+    asked: Mutex<Vec<u64>>,
+}
+
+impl Shim {
+    fn refusal(&self) -> ttrpc::Result<()> {
+        match &*self.refuse.lock().unwrap() {
+            Some((code, why)) => Err(ttrpc::Error::RpcStatus(ttrpc::get_status(*code, why))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl sandbox_ttrpc::Sandbox for Shim {
+    async fn status(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        _: Empty,
+    ) -> ttrpc::Result<SandboxStatus> {
+        Ok(SandboxStatus {
+            state: self.state.lock().unwrap().clone(),
+            pid: 4321,
+            turn: 6,
+            turn_open: true,
+            ..Default::default()
+        })
+    }
+
+    async fn checkpoint(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        _: CheckpointRequest,
+    ) -> ttrpc::Result<CheckpointResponse> {
+        self.refusal()?;
+        Ok(CheckpointResponse {
+            turn: 7,
+            class: "files".to_owned(),
+            degraded: "no criu".to_owned(),
+            bytes: 2048,
+            capture_us: 1500,
+            ..Default::default()
+        })
+    }
+
+    async fn rollback(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        request: RollbackRequest,
+    ) -> ttrpc::Result<RollbackResponse> {
+        self.refusal()?;
+        self.asked.lock().unwrap().push(request.turn);
+        Ok(RollbackResponse {
+            checkpoint: 2,
+            processes: true,
+            pid: 99,
+            took_us: 85_000,
+            ..Default::default()
+        })
+    }
+}
+
+/// A host on which the sandbox default/demo is alive.
+struct Alive {
+    host: Host,
+    shim: Arc<Shim>,
+    runtime: tokio::runtime::Runtime,
+    server: Option<Server>,
+}
+
+impl Alive {
+    fn new() -> Self {
+        let host = Host::with_history("default/demo");
+        let shim = Arc::new(Shim::default());
+        *shim.state.lock().unwrap() = "running".to_owned();
+        let run = host.path("run");
+        fs::create_dir_all(paths::sandbox_dir(&run, "default", "demo")).unwrap();
+        let address = format!("unix://{}", host.path("shim.sock").display());
+        let file = paths::sandbox_address(&run, "default", "demo");
+        fs::write(file, &address).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let server = runtime.block_on(async {
+            let mut server = Server::new()
+                .bind(&address)
+                .unwrap()
+                .register_service(sandbox_ttrpc::create_sandbox(shim.clone()));
+            server.start().await.unwrap();
+            server
+        });
+        Self {
+            host,
+            shim,
+            runtime,
+            server: Some(server),
+        }
+    }
+
+    fn refuse(&self, code: Code, why: &str) {
+        *self.shim.refuse.lock().unwrap() = Some((code, why.to_owned()));
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = self.runtime.block_on(server.shutdown());
+        }
+    }
+}
+
+#[test]
+fn ps_and_turns_tell_what_lives() {
+    let alive = Alive::new();
+    let json = alive.host.crab(&["ps", "--json"]).json();
+    let demo = &json["sandboxes"][0];
+    assert_eq!(demo["state"], "running");
+    assert_eq!(demo["pid"], 4321);
+    assert_eq!(demo["turn"], 6);
+    assert_eq!(demo["turn_open"], true);
+    assert!(alive.host.crab(&["ps"]).ok().contains("6 (open)"));
+    let text = alive.host.crab(&["turns", "demo"]).ok();
+    assert!(text.ends_with("turn 6 is open\n"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_says_what_it_is_worth() {
+    let alive = Alive::new();
+    assert_eq!(
+        alive.host.crab(&["checkpoint", "demo"]).ok(),
+        "default/demo: checkpoint 7 taken (files, 2.0 KiB in 1.5 ms)\nit holds files only: no criu\n"
+    );
+    let json = alive.host.crab(&["checkpoint", "demo", "--json"]).json();
+    assert_eq!(json["turn"], 7);
+    assert_eq!(json["degraded"], "no criu");
+}
+
+#[test]
+fn a_rollback_asks_for_the_turn_and_says_which_checkpoint_it_was() {
+    let alive = Alive::new();
+    assert_eq!(
+        alive.host.crab(&["rollback", "demo", "--turn", "5"]).ok(),
+        "default/demo is back at turn 5 (checkpoint 2, files and processes) after 85 ms\n"
+    );
+    let json = alive
+        .host
+        .crab(&["--json", "rollback", "demo", "--turn", "2"])
+        .json();
+    assert_eq!(json["checkpoint"], 2);
+    assert_eq!(json["pid"], 99);
+    // What cannot exist is not even asked for.
+    let error = alive
+        .host
+        .crab(&["rollback", "demo", "--turn", "77"])
+        .error(3);
+    assert!(error.contains("has no turn 77"), "{error}");
+    assert_eq!(*alive.shim.asked.lock().unwrap(), [5, 2]);
+}
+
+#[test]
+fn a_refusal_of_the_shim_is_one_line_with_its_code() {
+    let alive = Alive::new();
+    for (rpc, code) in [
+        (Code::NOT_FOUND, 3),
+        (Code::FAILED_PRECONDITION, 4),
+        (Code::INTERNAL, 1),
+        (Code::UNAVAILABLE, 1),
+    ] {
+        alive.refuse(rpc, "criu failed:\n\n  Error (x.c:1)\n");
+        let error = alive
+            .host
+            .crab(&["rollback", "demo", "--turn", "2"])
+            .error(code);
+        let begin = "crab: cannot roll back default/demo: criu failed: Error (x.c:1); ";
+        assert!(error.starts_with(begin), "{error}");
+        alive.host.crab(&["checkpoint", "demo"]).error(code);
+    }
+}
+
+#[test]
+fn what_runs_is_not_restored() {
+    let alive = Alive::new();
+    assert_eq!(
+        alive.host.crab(&["restore", "demo"]).error(4),
+        "crab: cannot restore default/demo: it is running; use `crab rollback default/demo \
+         --turn TURN`, or stop it first"
+    );
+    *alive.shim.state.lock().unwrap() = "stopped".to_owned();
+    let error = alive
+        .host
+        .crab(&["rollback", "demo", "--turn", "2"])
+        .error(4);
+    assert!(
+        error.contains("it has stopped; bring it back with"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_gone_is_neither_checkpointed_nor_rolled_back() {
+    let host = Host::with_history("default/demo");
+    for args in [
+        &["checkpoint", "demo"][..],
+        &["rollback", "demo", "--turn", "1"],
+    ] {
+        let error = host.crab(args).error(4);
+        assert!(error.ends_with("bring it back with `crab restore default/demo`"));
+    }
+    // A shim that was killed leaves its address behind.
+    let mut alive = Alive::new();
+    let mut server = alive.server.take().unwrap();
+    alive.runtime.block_on(server.shutdown()).unwrap();
+    alive.host.crab(&["checkpoint", "demo"]).error(4);
+    let json = alive.host.crab(&["ps", "--json"]).json();
+    assert_eq!(json["sandboxes"][0]["state"], "gone");
+}
+
+#[test]
+fn a_restore_that_fails_leaves_no_wish_behind() {
+    let host = Host::with_history("default/demo");
+    let sandbox = Store::open(host.path("store")).unwrap();
+    let sandbox = sandbox.sandbox(&"demo".parse().unwrap()).unwrap();
+    let error = host.crab(&["restore", "demo"]).error(1);
+    assert!(error.contains("there is no ctr on PATH"), "{error}");
+    assert_eq!(sandbox.restore_request().unwrap(), None);
+
+    // Turn 4 has no checkpoint, turn 9 is none.
+    let error = host.crab(&["restore", "demo", "--turn", "4"]).error(3);
+    assert!(error.contains("no space left; the newest checkpoint before it is that of turn 3"));
+    host.crab(&["restore", "demo", "--turn", "9"]).error(3);
+
+    // A damaged checkpoint is noticed before anything is started.
+    let manifest = sandbox.manifest(TurnId(2)).unwrap().unwrap();
+    let packs = host.path("store/sandboxes/default/demo/packs");
+    fs::remove_file(packs.join(format!("{}.pack", manifest.packs[0]))).unwrap();
+    let error = host.crab(&["restore", "demo"]).error(1);
+    assert!(error.contains("is missing"), "{error}");
+}
+
+#[test]
+fn a_sandbox_without_a_checkpoint_cannot_be_restored() {
+    let host = Host::new();
+    drop(host.writer("default/new"));
+    let error = host.crab(&["restore", "new"]).error(3);
+    assert!(
+        error.contains("it has no checkpoint; start its container"),
+        "{error}"
+    );
+}
