@@ -18,6 +18,9 @@
 //! Refuses a root that is no overlay of its own: it never looks at the parent
 //! of a directory to find one.
 
+mod escape;
+mod mounting;
+
 use std::{
     ffi::{OsStr, OsString},
     io,
@@ -25,14 +28,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    fs::{CWD, makedev},
-    mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
-        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount, move_mount,
-    },
-    thread::UnshareFlags,
-};
+use rustix::{fs::makedev, mount::MountFlags};
+
+use self::escape::{split_lowers, unescape, unescape_octal};
 
 /// An overlay as it is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,9 +184,14 @@ impl OverlayMount {
             None => (option, &b""[..]),
         };
         let path = || PathBuf::from(OsString::from_vec(unescape_octal(value)));
+        // The kernel shows these two as it was given them.
+        let escaped_path = || {
+            let shown = unescape_octal(value);
+            PathBuf::from(OsString::from_vec(unescape(&shown)))
+        };
         match key {
-            b"upperdir" => self.upper = path(),
-            b"workdir" => self.work = path(),
+            b"upperdir" => self.upper = escaped_path(),
+            b"workdir" => self.work = escaped_path(),
             b"lowerdir+" => self.lowers.push(path()),
             b"datadir+" => self.data_lowers.push(path()),
             b"lowerdir" => {
@@ -246,105 +249,6 @@ impl OverlayMount {
         self.base = Some(base);
         Ok(self)
     }
-
-    /// The options for `mount(2)`, paths relative to [`Self::base`] where there is one.
-    fn data(&self) -> Vec<u8> {
-        let mut data = Vec::new();
-        let short = |path: &Path| {
-            let base = self.base.as_deref();
-            let inside = base.and_then(|base| path.strip_prefix(base).ok());
-            inside.unwrap_or(path).as_os_str().as_bytes().to_vec()
-        };
-        let mut separator: &[u8] = b"lowerdir=";
-        for lower in &self.lowers {
-            data.extend_from_slice(separator);
-            data.extend(escape(&short(lower), b"\\,:"));
-            separator = b":";
-        }
-        for lower in &self.data_lowers {
-            data.extend_from_slice(b"::");
-            data.extend(escape(&short(lower), b"\\,:"));
-        }
-        for (key, path) in [("upperdir", &self.upper), ("workdir", &self.work)] {
-            data.extend_from_slice(format!(",{key}=").as_bytes());
-            data.extend(escape(&short(path), b"\\,"));
-        }
-        for option in &self.options {
-            data.push(b',');
-            data.extend(escape(option.as_bytes(), b"\\,"));
-        }
-        data
-    }
-
-    /// Mounts it at `target`, as it was. `upper` and `work` may have been
-    /// exchanged for others; they have to lie on one file system.
-    pub fn mount_at(&self, target: &Path) -> io::Result<()> {
-        let data = self.data();
-        // The kernel cuts off what does not fit the page, silently.
-        if data.len() >= rustix::param::page_size() {
-            return self.mount_one_by_one(target);
-        }
-        let data = std::ffi::CString::new(data)?;
-        let mounting = || mount(&*self.source, target, c"overlay", self.flags, &*data);
-        let Some(base) = &self.base else {
-            return Ok(mounting()?);
-        };
-        // Paths count from the current directory, which a thread can have for
-        // itself only, as dockerd and containerd do it.
-        std::thread::scope(|scope| {
-            let mounted = scope.spawn(|| {
-                // SAFETY: only CLONE_FS is given up, which leaves the thread
-                // with the same descriptors and memory; the thread runs nothing
-                // after this function, so that no other code finds itself in
-                // another directory.
-                unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
-                rustix::process::chdir(base)?;
-                mounting()
-            });
-            let joined = mounted.join();
-            joined.unwrap_or(Err(rustix::io::Errno::IO))
-        })?;
-        Ok(())
-    }
-
-    /// For options that no page holds (Linux 6.8).
-    fn mount_one_by_one(&self, target: &Path) -> io::Result<()> {
-        let context = fsopen(c"overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        let fd = || &context;
-        fsconfig_set_string(fd(), c"source", &*self.source)?;
-        for lower in &self.lowers {
-            fsconfig_set_string(fd(), c"lowerdir+", lower)?;
-        }
-        for lower in &self.data_lowers {
-            fsconfig_set_string(fd(), c"datadir+", lower)?;
-        }
-        fsconfig_set_string(fd(), c"upperdir", &self.upper)?;
-        fsconfig_set_string(fd(), c"workdir", &self.work)?;
-        for option in &self.options {
-            let option = option.as_bytes();
-            match option.iter().position(|byte| *byte == b'=') {
-                Some(at) => fsconfig_set_string(fd(), &option[..at], &option[at + 1..])?,
-                None => fsconfig_set_flag(fd(), option)?,
-            }
-        }
-        if self.flags.contains(MountFlags::RDONLY) {
-            fsconfig_set_flag(fd(), c"ro")?;
-        }
-        fsconfig_create(fd())?;
-        let mut attributes = MountAttrFlags::empty();
-        for (flag, attribute) in [
-            (MountFlags::RDONLY, MountAttrFlags::MOUNT_ATTR_RDONLY),
-            (MountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
-            (MountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
-            (MountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
-            (MountFlags::NOATIME, MountAttrFlags::MOUNT_ATTR_NOATIME),
-        ] {
-            attributes.set(attribute, self.flags.contains(flag));
-        }
-        let mounted = fsmount(fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-        Ok(move_mount(mounted, c"", CWD, target, flags)?)
-    }
 }
 
 impl<'a> Line<'a> {
@@ -385,69 +289,6 @@ fn mount_flags(options: &[u8]) -> MountFlags {
     })
 }
 
-/// The next byte of a text with the kernel's octal escapes, and how many bytes it took.
-fn octal(text: &[u8]) -> Option<(u8, usize)> {
-    match text {
-        [b'\\', a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] => {
-            Some(((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), 4))
-        }
-        [byte, ..] => Some((*byte, 1)),
-        [] => None,
-    }
-}
-
-fn unescape_octal(mut text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    while let Some((byte, taken)) = octal(text) {
-        out.push(byte);
-        text = &text[taken..];
-    }
-    out
-}
-
-/// Splits a `lowerdir` value; true for layers that hold only data. A colon is
-/// part of a path if a backslash precedes it, or if the kernel wrote it in octal.
-fn split_lowers(mut text: &[u8]) -> Vec<(Vec<u8>, bool)> {
-    let mut layers = vec![(Vec::new(), false)];
-    let mut data = false;
-    while let Some((byte, taken)) = octal(text) {
-        text = &text[taken..];
-        let last = layers.len() - 1;
-        let path = &mut layers[last].0;
-        match byte {
-            b'\\' => {
-                // Overlayfs' own escape: the next byte, whatever it is.
-                if let Some((next, taken)) = octal(text) {
-                    path.push(next);
-                    text = &text[taken..];
-                }
-            }
-            b':' if taken == 1 && path.is_empty() => data = true,
-            b':' if taken == 1 => {
-                layers.push((Vec::new(), false));
-                data = false;
-            }
-            byte => {
-                path.push(byte);
-                layers[last].1 |= data;
-            }
-        }
-    }
-    layers.retain(|(path, _)| !path.is_empty());
-    layers
-}
-
-fn escape(path: &[u8], special: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(path.len());
-    for byte in path {
-        if special.contains(byte) {
-            out.push(b'\\');
-        }
-        out.push(*byte);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -466,7 +307,7 @@ mod tests {
 
     #[test]
     fn every_way_of_escaping_gives_the_same_layers() {
-        let rest = "upperdir=/u\\0401,workdir=/w,index=off";
+        let rest = "upperdir=/u\\0401,workdir=/w\\134\\054k,index=off";
         for lowers in [
             // As the mounter wrote it, mangled once more by the kernel.
             "lowerdir=/l\\134:1:/l\\134\\0542:/l\\0403:/l\\134\\1344",
@@ -482,7 +323,7 @@ mod tests {
             let data = String::from_utf8(found.data()).unwrap();
             assert_eq!(
                 data,
-                "lowerdir=/l\\:1:/l\\,2:/l 3:/l\\\\4,upperdir=/u 1,workdir=/w,index=off"
+                "lowerdir=/l\\:1:/l\\,2:/l 3:/l\\\\4,upperdir=/u 1,workdir=/w\\,k,index=off"
             );
         }
     }

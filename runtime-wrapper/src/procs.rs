@@ -33,6 +33,8 @@ struct Thread {
     ran: (u64, u64),
     /// Where it is blocked; "running" if it is not.
     place: String,
+    /// It sleeps and can be interrupted: no system call of it is half done.
+    rests: bool,
 }
 
 /// One process of a sandbox.
@@ -40,6 +42,8 @@ struct Thread {
 pub struct Process {
     /// Its pid on the host.
     pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
     /// When it started, in clock ticks after boot (`/proc/<pid>/stat`, 22).
     pub start: u64,
     /// Its name.
@@ -95,14 +99,33 @@ impl std::fmt::Display for Difference {
 }
 
 /// `pid (comm) state ppid ...`; the name may hold anything, also brackets.
-fn parse_stat(stat: &str) -> Option<(String, char, u64)> {
+fn parse_stat(stat: &str) -> Option<Stat> {
     let (head, tail) = stat.rsplit_once(") ")?;
     let comm = head.split_once(" (")?.1.to_string();
     let mut fields = tail.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
     // `state` is field 3, the start time field 22.
-    let start = fields.nth(18)?.parse().ok()?;
-    Some((comm, state, start))
+    let start = fields.nth(17)?.parse().ok()?;
+    Some(Stat {
+        comm,
+        state,
+        parent,
+        start,
+    })
+}
+
+/// What is read of `/proc/<pid>/stat`.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    comm: String,
+    state: char,
+    parent: i32,
+    start: u64,
+}
+
+fn read_stat(path: &Path) -> Option<Stat> {
+    parse_stat(&String::from_utf8_lossy(&fs::read(path).ok()?))
 }
 
 fn parse_schedstat(text: &str) -> Option<(u64, u64)> {
@@ -122,8 +145,12 @@ fn read_args(pid: i32) -> Vec<String> {
 }
 
 fn read_process(pid: i32) -> Option<Process> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let (comm, state, start) = parse_stat(&String::from_utf8_lossy(&stat))?;
+    let Stat {
+        comm,
+        state,
+        parent,
+        start,
+    } = read_stat(Path::new(&format!("/proc/{pid}/stat")))?;
     if matches!(state, 'Z' | 'X') {
         return None;
     }
@@ -144,11 +171,13 @@ fn read_process(pid: i32) -> Option<Process> {
             Thread {
                 ran,
                 place: place.trim().to_string(),
+                rests: read_stat(&dir.join("stat")).is_some_and(|stat| stat.state == 'S'),
             },
         );
     }
     Some(Process {
         pid,
+        parent,
         start,
         comm,
         args: read_args(pid),
@@ -176,6 +205,26 @@ impl Set {
     /// Whether no process matters.
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
+    }
+
+    /// Whether every thread sleeps, with no system call half done.
+    pub fn at_rest(&self) -> bool {
+        self.iter()
+            .all(|process| process.threads.values().all(|thread| thread.rests))
+    }
+
+    /// Whether a process maps a file shared and writable, or has an io_uring:
+    /// then files may change with no further system call.
+    pub fn writes_unseen(&self) -> bool {
+        !self.shared_mappings().is_empty() || self.iter().any(|p| holds_io_uring(p.pid))
+    }
+
+    /// A process that is not the init's descendant, in a set that holds the init:
+    /// what an exec runs. CRIU dumps the init's tree and leaves such ones out.
+    pub fn beside_init(&self, init: i32) -> Option<&Process> {
+        let pids: BTreeSet<i32> = self.iter().map(|process| process.pid).collect();
+        self.iter()
+            .find(|process| process.pid != init && !pids.contains(&process.parent))
     }
 
     /// The processes, by pid.
@@ -391,13 +440,7 @@ impl KeepAlive {
         if process.pid == self.init {
             return same(&self.args);
         }
-        let parent = fs::read_to_string(format!("/proc/{}/stat", process.pid))
-            .ok()
-            .and_then(|stat| {
-                let (_, tail) = stat.rsplit_once(") ")?;
-                tail.split_ascii_whitespace().nth(1)?.parse::<i32>().ok()
-            });
-        parent == Some(self.init) && wrapped(&self.args).is_some_and(same)
+        process.parent == self.init && wrapped(&self.args).is_some_and(same)
     }
 }
 
@@ -482,7 +525,13 @@ mod tests {
     #[test]
     fn a_name_with_brackets_does_not_confuse_the_stat_line() {
         let stat = "42 (a) S (b) S 1 42 42 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
-        assert_eq!(parse_stat(stat), Some(("a) S (b".into(), 'S', 777)));
+        let expected = Stat {
+            comm: "a) S (b".into(),
+            state: 'S',
+            parent: 1,
+            start: 777,
+        };
+        assert_eq!(parse_stat(stat), Some(expected));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crab_runtime::{
     cgroup::Cgroup,
     criu::{self, Criu},
     files::{Change, ChangeKind, Index, Scan, Scanner, Staged, Staging},
-    mount::tmpfs_of,
+    mount::{Tmpfs, tmpfs_of},
     oci::ImagePaths,
     overlay::OverlayMount,
     procs::{KeepAlive, Places, Set},
@@ -43,7 +43,7 @@ use tokio::runtime::Handle;
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     sandbox::Container,
-    tracer::Tracer,
+    tracer::{Tracer, Watched},
 };
 
 /// How long thawed or restored threads may take to be back where they were.
@@ -66,6 +66,8 @@ pub(crate) struct Capture {
     pub(crate) roots: Vec<Root>,
     /// Every tmpfs of the container, with the name of its archive in an image.
     pub(crate) tmpfs_images: Vec<TmpfsImage>,
+    /// The superblocks that are watched, the root's first.
+    pub(crate) devices: Vec<u64>,
     pub(crate) cgroup: Cgroup,
     pub(crate) init: i32,
     pub(crate) keep_alive: Option<KeepAlive>,
@@ -76,6 +78,8 @@ pub(crate) struct Capture {
     pub(crate) baseline: Option<Set>,
     /// The newest capture holds processes, by an image or as missing.
     pub(crate) some_processes: bool,
+    /// At the newest look, a process had the means to write with no system call.
+    pub(crate) unseen: bool,
     /// A capture failed: files are looked at whatever the counters say.
     pub(crate) owed: bool,
     pub(crate) async_runtime: Handle,
@@ -140,30 +144,40 @@ impl Scans {
 }
 
 /// Opens the roots of a container whose mounts are in place.
-pub(crate) fn open_roots(
-    overlay: &OverlayMount,
-    init: i32,
-) -> Result<(Vec<Root>, Vec<TmpfsImage>)> {
+pub(crate) fn open_roots(overlay: &OverlayMount, init: i32) -> Result<(Vec<Root>, Vec<Tmpfs>)> {
     let mut roots = vec![Root {
         mount: None,
         scanner: Arc::new(Scanner::overlay(overlay)?),
         index: Index::default(),
         tree: None,
     }];
-    let mut images = Vec::new();
-    for tmpfs in tmpfs_of(init)? {
-        images.push(TmpfsImage {
-            mount: tmpfs.path.as_os_str().as_encoded_bytes().to_vec(),
-            image: tmpfs.criu_image(),
-        });
-        roots.push(Root {
-            scanner: Arc::new(Scanner::mounted(init as u32, &tmpfs.path)?),
-            mount: Some(tmpfs.path),
+    let mounts = tmpfs_of(init)?;
+    for mount in &mounts {
+        roots.push(Root::tmpfs(init, &mount.path)?);
+    }
+    Ok((roots, mounts))
+}
+
+/// Under which names CRIU keeps these mounts' contents.
+pub(crate) fn images_of(mounts: &[Tmpfs]) -> Vec<TmpfsImage> {
+    mounts
+        .iter()
+        .map(|mount| TmpfsImage {
+            mount: mount.path.as_os_str().as_encoded_bytes().to_vec(),
+            image: mount.criu_image(),
+        })
+        .collect()
+}
+
+impl Root {
+    fn tmpfs(init: i32, at: &Path) -> Result<Self> {
+        Ok(Self {
+            scanner: Arc::new(Scanner::mounted(init as u32, at)?),
+            mount: Some(at.to_path_buf()),
             index: Index::default(),
             tree: None,
-        });
+        })
     }
-    Ok((roots, images))
 }
 
 impl Capture {
@@ -187,13 +201,20 @@ impl Capture {
     pub(crate) fn take(&mut self) -> Result<Taken> {
         let start = Instant::now();
         let now = self.effects();
-        let seen = decide::seen(self.base.as_ref(), &now);
         let set = self.processes()?;
+        let unseen = set.writes_unseen();
+        let seen = decide::seen(self.base.as_ref(), &now, unseen || self.unseen);
+        self.unseen = unseen;
         let half = self.half(&set);
         let untouched = seen == Seen::FilesUntouched && !self.owed;
         if untouched && half == ProcessHalf::Unchanged {
             self.base = now.ok();
             return Ok(self.nothing(&seen, start));
+        }
+        if let (Some(before), Ok(now)) = (&self.base, &now)
+            && before.mounts != now.mounts
+        {
+            self.follow_mounts()?;
         }
         let taken = match &half {
             ProcessHalf::Image(_) => self.take_frozen(&seen, half, start),
@@ -252,6 +273,37 @@ impl Capture {
             .collect()
     }
 
+    /// Something was mounted or unmounted inside: what is a memory-backed mount
+    /// of the container now is captured and watched from here on.
+    fn follow_mounts(&mut self) -> Result<()> {
+        let mounts = tmpfs_of(self.init)?;
+        self.roots.retain(|root| {
+            root.mount
+                .as_ref()
+                .is_none_or(|at| mounts.iter().any(|mount| mount.path == *at))
+        });
+        for mount in &mounts {
+            let known = self
+                .roots
+                .iter()
+                .any(|root| root.mount.as_ref() == Some(&mount.path));
+            if !known {
+                self.roots.push(Root::tmpfs(self.init, &mount.path)?);
+            }
+        }
+        self.tmpfs_images = images_of(&mounts);
+        self.devices.truncate(1);
+        self.devices.extend(mounts.iter().map(|mount| mount.device));
+        let watched = Watched {
+            cgroup: self.cgroup.clone(),
+            devices: self.devices.clone(),
+        };
+        if let Err(reason) = self.async_runtime.block_on(self.tracer.watch(watched)) {
+            tracing::warn!(reason, "turns are unobserved");
+        }
+        Ok(())
+    }
+
     fn nothing(&self, seen: &Seen, start: Instant) -> Taken {
         Taken {
             class: Class::None,
@@ -277,6 +329,10 @@ impl Capture {
         half: ProcessHalf,
         start: Instant,
     ) -> Result<Taken> {
+        if !set.at_rest() {
+            // A write that is half done is counted only when it is over.
+            return self.take_frozen(seen, half, start);
+        }
         let scans = self.scan(set)?;
         let count = scans.count();
         if let Some(in_use) = self.held_change(&scans, set) {
@@ -356,6 +412,7 @@ impl Capture {
         if let Some(criu) = criu {
             match self.dump() {
                 Ok(dir) => {
+                    degraded = self.left_out();
                     image = Some(StagedImage {
                         dir,
                         processes: entries(&set),
@@ -507,6 +564,16 @@ impl Capture {
         }
     }
 
+    /// What an image lacks, if anything.
+    fn left_out(&self) -> Option<String> {
+        let all = Set::of(&self.cgroup, None).ok()?;
+        let process = all.beside_init(self.init)?;
+        Some(format!(
+            "process {} ({}) is an exec that still runs, which CRIU leaves out",
+            process.pid, process.comm
+        ))
+    }
+
     /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
     fn dump(&self) -> Result<PathBuf> {
         let container = &self.container;
@@ -524,6 +591,7 @@ impl Capture {
         for path in [&paths.images, &paths.work] {
             make_private_dir(path)?;
         }
+        container.write_criu_config(&[])?;
         let terminal = container
             .processes
             .with(crate::container::INIT, |p| p.paths.terminal)

@@ -20,8 +20,13 @@ pub(crate) enum Seen {
     Unobserved(String),
 }
 
-/// Compares two readings of the counters.
-pub(crate) fn seen(before: Option<&Effects>, now: &Result<Effects, String>) -> Seen {
+/// Compares two readings of the counters. `unseen`: a process had or has the means
+/// to write with no system call.
+pub(crate) fn seen(
+    before: Option<&Effects>,
+    now: &Result<Effects, String>,
+    unseen: bool,
+) -> Seen {
     let now = match now {
         Ok(now) => now,
         Err(reason) => return Seen::Unobserved(reason.clone()),
@@ -38,10 +43,12 @@ pub(crate) fn seen(before: Option<&Effects>, now: &Result<Effects, String>) -> S
             now.lost.wrapping_sub(before.lost)
         ));
     }
-    // Through a shared mapping or an io_uring, files change with no event: any
-    // that was ever made here keeps the question open. That the processes which
-    // hold them are gone is not known here.
-    if now.files != before.files || now.mounts != before.mounts || now.unseen != 0 {
+    // Through a shared mapping or an io_uring, files change with no event: where
+    // one was made since, or was there before or now (`unseen`), they may have.
+    let moved = now.files != before.files
+        || now.mounts != before.mounts
+        || now.unseen != before.unseen;
+    if moved || unseen {
         Seen::FilesMaybe
     } else {
         Seen::FilesUntouched
@@ -139,24 +146,28 @@ mod tests {
     #[test]
     fn only_equal_counters_of_one_instance_say_untouched() {
         let base = effects(5, 0);
-        assert_eq!(seen(Some(&base), &Ok(effects(5, 0))), Seen::FilesUntouched);
-        assert_eq!(seen(Some(&base), &Ok(effects(6, 0))), Seen::FilesMaybe);
+        assert_eq!(seen(Some(&base), &Ok(effects(5, 0)), false), Seen::FilesUntouched);
+        assert_eq!(seen(Some(&base), &Ok(effects(6, 0)), false), Seen::FilesMaybe);
         let mounted = Effects {
             mounts: 1,
             ..effects(5, 0)
         };
-        assert_eq!(seen(Some(&base), &Ok(mounted)), Seen::FilesMaybe);
+        assert_eq!(seen(Some(&base), &Ok(mounted), false), Seen::FilesMaybe);
         let forked = Effects {
             processes: 9,
             ..effects(5, 0)
         };
-        assert_eq!(seen(Some(&base), &Ok(forked)), Seen::FilesUntouched);
+        assert_eq!(seen(Some(&base), &Ok(forked), false), Seen::FilesUntouched);
     }
 
     #[test]
-    fn a_shared_mapping_keeps_the_question_open_for_good() {
-        let base = effects(5, 1);
-        assert_eq!(seen(Some(&base), &Ok(effects(5, 1))), Seen::FilesMaybe);
+    fn a_shared_mapping_keeps_the_question_open_while_it_lives() {
+        let base = effects(5, 0);
+        let made = Ok(effects(5, 1));
+        assert_eq!(seen(Some(&base), &made, false), Seen::FilesMaybe);
+        let later = effects(5, 1);
+        assert_eq!(seen(Some(&later), &made, true), Seen::FilesMaybe);
+        assert_eq!(seen(Some(&later), &made, false), Seen::FilesUntouched);
     }
 
     #[test]
@@ -172,12 +183,12 @@ mod tests {
         };
         for now in [Ok(other), Ok(lost), Err("crabd is away".to_string())] {
             assert!(
-                matches!(seen(Some(&base), &now), Seen::Unobserved(_)),
+                matches!(seen(Some(&base), &now, false), Seen::Unobserved(_)),
                 "{now:?}"
             );
         }
         assert!(matches!(
-            seen(None, &Ok(effects(5, 0))),
+            seen(None, &Ok(effects(5, 0)), false),
             Seen::Unobserved(_)
         ));
     }

@@ -113,7 +113,7 @@ impl Task {
     async fn secure(&mut self) -> Result<Manifest> {
         let (open, trigger, always) = match self.open.take() {
             Some(open) => (Some(open), Trigger::Exec, true),
-            None => (self.next_open(String::new()), Trigger::Manual, false),
+            None => (self.manual_open(), Trigger::Manual, false),
         };
         self.tell(|status| status.open = false);
         let open = open.context("the sandbox has not begun")?;
@@ -246,9 +246,8 @@ impl Task {
         client: &Arc<Client>,
     ) -> Result<i32> {
         let container = self.container.clone();
-        container
-            .bundle
-            .write_config(container.netns.as_deref(), true)?;
+        container.write_config(true)?;
+        container.write_criu_config(&[])?;
         let launch = match images {
             None => Launch::Create,
             Some(images) => Launch::Restore(

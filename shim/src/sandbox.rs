@@ -262,11 +262,27 @@ impl Container {
         if let Some(netns) = &self.netns {
             netns::create(netns)?;
         }
-        self.bundle.write_config(self.netns.as_deref(), false)?;
+        self.write_config(false)?;
         for mount in mounts {
             mount_request(mount, self.bundle.rootfs())?;
         }
         Ok(())
+    }
+
+    /// Writes what the runtime reads; `again` after a rollback.
+    pub(crate) fn write_config(&self, again: bool) -> Result<()> {
+        self.bundle
+            .write_config(self.netns.as_deref(), &self.criu_config(), again)
+    }
+
+    fn criu_config(&self) -> PathBuf {
+        self.run_dir.join("criu.conf")
+    }
+
+    /// Tells CRIU, for the dump or restore to come, what runc has no option for.
+    pub(crate) fn write_criu_config(&self, lines: &[String]) -> Result<()> {
+        let path = self.criu_config();
+        fs::write(&path, lines.join("\n")).with_context(|| format!("write {}", path.display()))
     }
 
     /// Undoes [`Self::prepare`] and the runtime's `create`.
@@ -400,6 +416,7 @@ impl Container {
                     work: self.run_dir.join("restore"),
                 };
                 fs::create_dir_all(&paths.work)?;
+                self.write_criu_config(&[])?;
                 let launch = Launch::Restore(paths, turns::criu_options(client.terminal()));
                 let (pid, terminal) = self.launch(&client, launch).await?;
                 self.adopt(pid)?;
@@ -585,6 +602,7 @@ impl Container {
         };
         let runtime = self.runtime.clone();
         let checkpoint = images.display().to_string();
+        self.write_criu_config(&[])?;
         blocking(move || {
             fs::create_dir_all(&work)?;
             let paths = ImagePaths { images, work };

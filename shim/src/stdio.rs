@@ -115,14 +115,20 @@ pub(crate) struct Client {
 }
 
 struct Input {
-    wanted: bool,
-    /// Where the pump writes to; none after the client closed its stdin.
+    /// Where the pump writes to; none before a process is attached.
     sink: Arc<Mutex<Option<InputSink>>>,
-    pump: std::sync::Mutex<Option<JoinHandle<()>>>,
+    pump: std::sync::Mutex<Pump>,
     /// Our own writing end: the client's going away is not the end of input,
     /// only its CloseIO is.
     keep_open: std::sync::Mutex<Option<OwnedFd>>,
-    closed: AtomicBool,
+}
+
+/// What the client writes is read only once there is a process to take it.
+enum Pump {
+    Waiting(pipe::Receiver),
+    Running(JoinHandle<()>),
+    /// The client wants no input, or it is over.
+    Over,
 }
 
 enum InputSink {
@@ -133,8 +139,7 @@ enum InputSink {
 impl Client {
     /// Opens the client's FIFOs. Never waits for their other ends.
     pub(crate) fn open(paths: &StdioPaths) -> Result<Arc<Self>> {
-        let sink: Arc<Mutex<Option<InputSink>>> = Arc::default();
-        let mut pump = None;
+        let mut pump = Pump::Over;
         let mut keep_open = None;
         if !paths.stdin.is_empty() {
             let path = paths.stdin.strip_prefix("fifo://").unwrap_or(&paths.stdin);
@@ -148,7 +153,7 @@ impl Client {
             )
             .with_context(|| format!("open the FIFO {path} for writing"))?;
             keep_open = Some(writer);
-            pump = Some(tokio::spawn(pump_input(fifo, sink.clone())));
+            pump = Pump::Waiting(fifo);
         }
         Ok(Arc::new(Self {
             stdout: Sink::open(&paths.stdout)?,
@@ -161,11 +166,9 @@ impl Client {
             gone: AtomicBool::new(false),
             terminal: paths.terminal,
             input: Input {
-                wanted: pump.is_some(),
-                sink,
+                sink: Arc::default(),
                 pump: std::sync::Mutex::new(pump),
                 keep_open: std::sync::Mutex::new(keep_open),
-                closed: AtomicBool::new(false),
             },
         }))
     }
@@ -179,10 +182,8 @@ impl Client {
     pub(crate) async fn attach_pipes(self: &Arc<Self>) -> Result<Stdio3> {
         let make = || pipe_with(PipeFlags::CLOEXEC).context("make a pipe");
         let (stdin_read, stdin_write) = make()?;
-        if self.input.wanted && !self.input.closed.load(Ordering::SeqCst) {
-            let sender = pipe::Sender::from_owned_fd(stdin_write)?;
-            *self.input.sink.lock().await = Some(InputSink::Pipe(sender));
-        }
+        let sender = pipe::Sender::from_owned_fd(stdin_write)?;
+        self.attach_input(InputSink::Pipe(sender)).await;
         let (stdout_read, stdout_write) = make()?;
         let (stderr_read, stderr_write) = make()?;
         for (read, to_stderr) in [(stdout_read, false), (stderr_read, true)] {
@@ -202,16 +203,32 @@ impl Client {
         master: OwnedFd,
     ) -> Result<Arc<Terminal>> {
         let terminal = Arc::new(Terminal::new(master)?);
-        if self.input.wanted {
-            *self.input.sink.lock().await = Some(InputSink::Terminal(terminal.clone()));
-        }
+        self.attach_input(InputSink::Terminal(terminal.clone())).await;
         tokio::spawn(relay_terminal(terminal.clone(), self.clone()));
         Ok(terminal)
     }
 
+    /// Input goes here from now on. Where there is none (any more), the sink is
+    /// closed at once: the process reads the end.
+    async fn attach_input(&self, sink: InputSink) {
+        let mut current = self.input.sink.lock().await;
+        let mut pump = lock(&self.input.pump);
+        match std::mem::replace(&mut *pump, Pump::Over) {
+            Pump::Waiting(fifo) => {
+                *current = Some(sink);
+                let task = pump_input(fifo, self.input.sink.clone());
+                *pump = Pump::Running(tokio::spawn(task));
+            }
+            Pump::Running(task) if !task.is_finished() => {
+                *current = Some(sink);
+                *pump = Pump::Running(task);
+            }
+            Pump::Running(_) | Pump::Over => {}
+        }
+    }
+
     /// The client's CloseIO: the process reads to the end.
     pub(crate) fn close_stdin(&self) {
-        self.input.closed.store(true, Ordering::SeqCst);
         // The FIFO's last writer goes; the pump then reads its end and lets the
         // process's pipe go.
         lock(&self.input.keep_open).take();
@@ -226,7 +243,7 @@ impl Client {
     /// The process has ended: nobody reads its stdin.
     pub(crate) fn stop_input(&self) {
         lock(&self.input.keep_open).take();
-        if let Some(pump) = lock(&self.input.pump).take() {
+        if let Pump::Running(pump) = std::mem::replace(&mut *lock(&self.input.pump), Pump::Over) {
             pump.abort();
         }
     }

@@ -38,7 +38,7 @@ use tokio::{
 };
 
 use crate::{
-    capture::{Capture, Taken, micros, open_roots},
+    capture::{Capture, Taken, images_of, micros, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::{PLACES, Publication, Published},
     sandbox::{Container, blocking, unix_ms},
@@ -246,6 +246,19 @@ pub(crate) struct Open {
     exit: Option<i32>,
 }
 
+impl Open {
+    fn new(turn: TurnId, command: String, gate: Duration) -> Self {
+        Self {
+            turn,
+            command,
+            began: SystemTime::now(),
+            gate,
+            execs: HashSet::new(),
+            exit: None,
+        }
+    }
+}
+
 /// Everything of a sandbox that has checkpoints.
 pub(crate) struct History {
     pub(crate) writer: Arc<SandboxWriter>,
@@ -348,14 +361,7 @@ impl Task {
         let open = self.open.get_or_insert_with(|| {
             let turn = history.next;
             history.next = turn.next();
-            Open {
-                turn,
-                command,
-                began: SystemTime::now(),
-                gate,
-                execs: HashSet::new(),
-                exit: None,
-            }
+            Open::new(turn, command, gate)
         });
         open.execs.insert(exec);
         let turn = open.turn.0;
@@ -473,6 +479,9 @@ impl Task {
             degraded: taken.degraded.clone(),
             cost: record.cost,
         };
+        if always || taken.staged.is_some() {
+            history.next = history.next.max(record.turn.next());
+        }
         let Some(staged) = taken.staged else {
             let version = history.version.as_ref();
             record.checkpoint = version.map(|v| v.turn);
@@ -591,24 +600,11 @@ impl Task {
     }
 
     async fn checkpoint(&mut self) -> Result<Checkpointed> {
-        let turn = match &mut self.history {
-            Ok(history) => history.next,
-            Err(reason) => bail!("{reason}"),
-        };
-        let open = Open {
-            turn,
-            command: String::new(),
-            began: SystemTime::now(),
-            gate: Duration::ZERO,
-            execs: HashSet::new(),
-            exit: None,
-        };
-        let mut answer = self.boundary(open, Trigger::Manual, false).await?;
-        if answer.class != Class::None
-            && let Ok(history) = &mut self.history
-        {
-            history.next = turn.next();
+        if let Err(reason) = &self.history {
+            bail!("{reason}");
         }
+        let open = self.manual_open().context("the sandbox has not begun")?;
+        let mut answer = self.boundary(open, Trigger::Manual, false).await?;
         self.finish_pending().await;
         let history = match &self.history {
             Ok(history) => history,
@@ -666,10 +662,9 @@ impl Task {
         match restored {
             Some((request, manifest)) => self.note_restore(request, &manifest),
             None => {
-                let open = self.next_open(command_line(self.container.bundle.args()));
-                if let Some(open) = open
-                    && let Err(error) = self.boundary(open, Trigger::Start, true).await
-                {
+                let command = command_line(self.container.bundle.args());
+                let open = Open::new(next, command, Duration::ZERO);
+                if let Err(error) = self.boundary(open, Trigger::Start, true).await {
                     // The container starts nevertheless; the next turn tries again.
                     tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
                 }
@@ -678,18 +673,10 @@ impl Task {
         Ok(())
     }
 
-    pub(crate) fn next_open(&mut self, command: String) -> Option<Open> {
-        let history = self.history.as_mut().ok()?;
-        let turn = history.next;
-        history.next = turn.next();
-        Some(Open {
-            turn,
-            command,
-            began: SystemTime::now(),
-            gate: Duration::ZERO,
-            execs: HashSet::new(),
-            exit: None,
-        })
+    /// A turn that has the next number, without taking it: see [`Self::record`].
+    pub(crate) fn manual_open(&self) -> Option<Open> {
+        let history = self.history.as_ref().ok()?;
+        Some(Open::new(history.next, String::new(), Duration::ZERO))
     }
 
     fn note_restore(&mut self, request: RestoreRequest, manifest: &Manifest) {
@@ -736,8 +723,8 @@ impl Task {
         let mut upper = upper;
         let overlay = overlay.clone();
         let device = overlay.dev;
-        let (roots, tmpfs_images, devices) = blocking(move || {
-            let (mut roots, images) = open_roots(&overlay, init)?;
+        let (roots, mounts) = blocking(move || {
+            let (mut roots, mounts) = open_roots(&overlay, init)?;
             if let (Some(manifest), Some(reader)) = (&version, &reader) {
                 for root in &mut roots {
                     let Some(digest) = tree_of(manifest, root.mount.as_deref()) else {
@@ -764,20 +751,16 @@ impl Task {
                     }
                 }
             }
-            let mut devices = vec![device];
-            devices.extend(
-                crab_runtime::mount::tmpfs_of(init)?
-                    .iter()
-                    .map(|t| t.device),
-            );
-            Ok((roots, images, devices))
+            Ok((roots, mounts))
         })
         .await?;
+        let mut devices = vec![device];
+        devices.extend(mounts.iter().map(|mount| mount.device));
         let base = self
             .tracer
             .watch(Watched {
                 cgroup: cgroup.clone(),
-                devices,
+                devices: devices.clone(),
             })
             .await;
         if let Err(reason) = &base {
@@ -787,13 +770,15 @@ impl Task {
             container: self.container.clone(),
             tracer: self.tracer.clone(),
             roots,
-            tmpfs_images,
+            tmpfs_images: images_of(&mounts),
+            devices,
             cgroup,
             init,
             keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
             base: base.ok(),
             baseline: None,
             some_processes: false,
+            unseen: false,
             // Restored processes have run before the watch began.
             owed: !fresh,
             async_runtime: Handle::current(),

@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-use crab_store::{Digest, PackWriter, Segment, Time, Tree, WriteError};
+use crab_store::{Digest, PackWriter, Segment, Tree, WriteError};
 use rustix::{
     fs::{Mode, OFlags, copy_file_range, ftruncate, ioctl_ficlone, open, openat, unlinkat},
     io::{Errno, pread, pwrite},
@@ -25,9 +25,10 @@ use rustix::{
 
 use super::{
     beneath::{Stat, is_race, open_beneath, reopen},
+    change::Found,
     content::{chunk_bytes, chunks, runs},
     index::{Content, Index},
-    scan::{Found, Scan, Scanner},
+    scan::{Scan, Scanner},
     walk::shown,
 };
 
@@ -45,7 +46,8 @@ pub struct Staging<'a> {
 #[derive(Debug)]
 pub struct Staged {
     nodes: Vec<Found>,
-    started: Time,
+    /// Without its nodes yet.
+    index: Index,
     contents: HashMap<usize, Copy>,
     torn: Vec<Vec<u8>>,
     bytes: u64,
@@ -98,14 +100,15 @@ pub enum PersistError {
 pub struct Captured {
     /// The whole tree.
     pub tree: Tree,
-    /// What to compare the next scan with.
+    /// What to compare the next scan with, once the pack is published: it
+    /// takes the contents for stored.
     pub index: Index,
 }
 
 impl Scanner {
     /// Copies what `scan` has not read.
     pub fn stage(&self, scan: Scan, staging: &Staging<'_>) -> Result<Staged, StageError> {
-        let (nodes, started, mut torn) = scan.into_parts();
+        let (nodes, mut torn, index) = scan.into_parts();
         let mut copier = Copier {
             staging,
             left: staging.memory,
@@ -128,7 +131,7 @@ impl Scanner {
         }
         Ok(Staged {
             nodes,
-            started,
+            index,
             contents,
             torn,
             bytes,
@@ -199,7 +202,7 @@ impl Staged {
             Arc::make_mut(&mut found.node).content = Content::Known(segments);
         }
         let mut entries = Vec::with_capacity(nodes.len());
-        let mut index = HashMap::with_capacity(nodes.len());
+        let mut index = self.index;
         for Found { path, mut node, .. } in nodes {
             // Another name of a file that was read knows its content, too.
             let content = node.link_to.as_ref().and_then(|to| read.get(&**to));
@@ -214,14 +217,11 @@ impl Staged {
                 .entry(&path)
                 .ok_or_else(|| PersistError::Torn { path: shown(&path) })?;
             entries.push(entry);
-            index.insert(path, node);
+            index.nodes.insert(path, node);
         }
         Ok(Captured {
             tree: Tree { entries },
-            index: Index {
-                nodes: index,
-                started: self.started,
-            },
+            index,
         })
     }
 }

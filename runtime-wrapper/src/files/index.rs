@@ -8,7 +8,11 @@
 //! *while* that walk ran may carry the same time (the kernel's clock for files
 //! ticks every 1 to 10 ms), so it is read again: git's racy rule.
 
-use std::{collections::HashMap, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    os::fd::BorrowedFd,
+    sync::Arc,
+};
 
 use crab_store::{EntryKind, Segment, Time, Tree, TreeEntry};
 use rustix::{
@@ -37,6 +41,10 @@ pub struct Index {
     pub(crate) nodes: HashMap<Box<[u8]>, Arc<Node>>,
     /// When the walk that filled it began.
     pub(crate) started: Time,
+    /// Inodes that a process had mapped shared and writable then. Stores to a
+    /// page that was dirty already move no time, and the process may be gone
+    /// when the next scan asks who maps what: these are read again once more.
+    pub(crate) mapped: HashSet<u64>,
 }
 
 impl std::fmt::Debug for Index {
@@ -152,7 +160,11 @@ impl Index {
         let missing = |entry: &&TreeEntry| !nodes.contains_key(entry.path.as_slice());
         match tree.entries.iter().find(missing) {
             Some(entry) => differs(&entry.path),
-            None => Ok(Self { nodes, started }),
+            None => Ok(Self {
+                nodes,
+                started,
+                mapped: HashSet::new(),
+            }),
         }
     }
 }

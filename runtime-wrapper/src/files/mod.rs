@@ -26,6 +26,7 @@
 mod apply;
 mod beneath;
 mod capture;
+mod change;
 mod content;
 mod index;
 mod lower;
@@ -39,9 +40,10 @@ use crab_store::{Digest, Tree};
 
 pub use apply::apply;
 pub use capture::{Captured, PersistError, StageError, Staged, Staging};
+pub use change::{Change, ChangeKind, FileKind};
 pub use index::{Index, IndexError};
 pub use restore::{Durability, RestoreError, build};
-pub use scan::{Change, ChangeKind, FileKind, OpenError, Scan, Scanner};
+pub use scan::{OpenError, Scan, Scanner};
 pub use tmpfs_tar::{TarError, write_tmpfs_archive};
 pub use walk::WalkError;
 

@@ -27,6 +27,7 @@ use rustix::{
 
 use super::{
     beneath::{Stat, is_race, open_name, reopen},
+    change::{Change, Found, compare, link},
     content::{equal_files, equals_segments},
     index::{Content, Index, IndexError, Node, now, settled},
     lower::{Lower, Lowers, open_root},
@@ -57,56 +58,9 @@ pub struct OpenError {
 pub struct Scan {
     nodes: Vec<Found>,
     started: Time,
+    mapped: HashSet<u64>,
     changes: Vec<Change>,
     torn: Vec<Vec<u8>>,
-}
-
-/// One path that is not as it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Relative to the root, which is the empty path.
-    pub path: Vec<u8>,
-    /// What happened to it, as a process in the container sees it: a new
-    /// whiteout is a removal.
-    pub kind: ChangeKind,
-    /// What it is, or was.
-    pub entry: FileKind,
-    /// Its length, for a regular file that is there.
-    pub size: u64,
-}
-
-/// What happened to a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeKind {
-    /// It was not there.
-    Added,
-    /// It is something else, or has other content or attributes.
-    Changed,
-    /// It is gone.
-    Removed,
-}
-
-/// What a path is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileKind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Dir,
-    /// A symbolic link.
-    Symlink,
-    /// A device, FIFO or socket.
-    Special,
-    /// What hides an entry of a lower layer.
-    Whiteout,
-}
-
-#[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) path: Box<[u8]>,
-    pub(crate) node: Arc<Node>,
-    /// A lower layer shows something at this path.
-    over: bool,
 }
 
 impl Scanner {
@@ -169,13 +123,14 @@ impl Scanner {
 
     /// Compares the root with what `index` says. Files at the paths of
     /// `forced` are read whatever their times say: those that a process maps
-    /// shared and writable, since stores to a mapping move the times only now
-    /// and then.
+    /// shared and writable, since stores to a mapping move the times only when
+    /// a page becomes dirty. The index that comes of this scan remembers them,
+    /// so that a mapping that is gone by the next one is not forgotten.
     pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
         let started = now();
         let lowers = Lowers::new(self.rules, &self.lowers)
             .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
-        let forced_inodes = forced
+        let mapped: HashSet<u64> = forced
             .iter()
             .filter_map(|path| index.nodes.get(path.as_slice()))
             .map(|node| node.stat.ino)
@@ -183,7 +138,7 @@ impl Scanner {
         let mut run = Run {
             index,
             forced,
-            forced_inodes,
+            mapped,
             rules: self.rules,
             lowers,
             nodes: Vec::with_capacity(index.nodes.len()),
@@ -201,6 +156,7 @@ impl Scanner {
         Ok(Scan {
             nodes,
             started,
+            mapped: run.mapped,
             changes,
             torn,
         })
@@ -224,35 +180,35 @@ impl Scan {
         unread.map(|found| found.node.stat.size).sum()
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<Found>, Time, Vec<Vec<u8>>) {
-        (self.nodes, self.started, self.torn)
+    /// What a capture goes on from: the nodes, what is torn, and the index
+    /// that the nodes, once they are complete, belong into.
+    pub(crate) fn into_parts(self) -> (Vec<Found>, Vec<Vec<u8>>, Index) {
+        let index = Index {
+            nodes: HashMap::with_capacity(self.nodes.len()),
+            started: self.started,
+            mapped: self.mapped,
+        };
+        (self.nodes, self.torn, index)
     }
 
     /// The index to compare the next scan with, if this one found no change:
     /// it no longer needs to read what this one has read.
     pub fn into_index(self) -> Option<Index> {
-        (self.changes.is_empty() && self.torn.is_empty()).then(|| Index {
-            nodes: self
-                .nodes
-                .into_iter()
-                .map(|found| (found.path, found.node))
-                .collect(),
-            started: self.started,
-        })
-    }
-}
-
-impl Found {
-    /// Whether its content has to be read before there can be an image.
-    pub(crate) fn is_unread(&self) -> bool {
-        matches!(self.node.content, Content::Unread) && self.node.link_to.is_none()
+        if !self.changes.is_empty() || !self.torn.is_empty() {
+            return None;
+        }
+        let (nodes, _, mut index) = self.into_parts();
+        let nodes = nodes.into_iter().map(|found| (found.path, found.node));
+        index.nodes.extend(nodes);
+        Some(index)
     }
 }
 
 struct Run<'a> {
     index: &'a Index,
     forced: &'a HashSet<Vec<u8>>,
-    forced_inodes: HashSet<u64>,
+    /// The inodes of those.
+    mapped: HashSet<u64>,
     rules: Rules,
     lowers: Lowers,
     nodes: Vec<Found>,
@@ -268,11 +224,12 @@ impl Run<'_> {
             self.push(visit.path, Arc::new(Node::mount_point(&visit.stat)), false);
             return Ok(Descend::No);
         }
+        let forced = self.is_forced(visit);
         let old = self.index.nodes.get(visit.path);
         if let Some(old) = old
+            && !forced
             && old.stat.same_identity(&visit.stat)
             && settled(visit.stat.ctime, self.index.started)
-            && !self.is_forced(visit)
         {
             let tag = visit.tag && !old.hides_lower;
             self.push(visit.path, old.clone(), false);
@@ -296,10 +253,15 @@ impl Run<'_> {
         }
     }
 
-    fn is_forced(&self, visit: &Visit<'_>) -> bool {
-        !self.forced.is_empty()
-            && visit.stat.is_file()
-            && (self.forced_inodes.contains(&visit.stat.ino) || self.forced.contains(visit.path))
+    fn is_forced(&mut self, visit: &Visit<'_>) -> bool {
+        if !visit.stat.is_file() {
+            return false;
+        }
+        let ino = visit.stat.ino;
+        if !self.forced.is_empty() && self.forced.contains(visit.path) {
+            self.mapped.insert(ino);
+        }
+        self.mapped.contains(&ino) || self.index.mapped.contains(&ino)
     }
 
     fn push(&mut self, path: &[u8], node: Arc<Node>, over: bool) {
@@ -418,106 +380,4 @@ impl Run<'_> {
 
 fn read_link(fd: BorrowedFd<'_>) -> rustix::io::Result<Vec<u8>> {
     readlinkat(fd, c"", Vec::new()).map(|target| target.into_bytes())
-}
-
-/// Gives each inode with several names one that holds it, the first, and lets
-/// the others point there. Done anew for each scan: renaming a directory moves
-/// names without touching the inodes.
-fn link(nodes: &mut [Found], rules: Rules) {
-    let mut groups: HashMap<u64, Vec<usize>> = HashMap::new();
-    for (at, found) in nodes.iter().enumerate() {
-        let stat = &found.node.stat;
-        // Overlayfs links all whiteouts to one inode; that means nothing.
-        let whiteout = rules.is_overlay() && stat.is_null_device();
-        if stat.nlink > 1 && !stat.is_dir() && !found.node.mount_point && !whiteout {
-            groups.entry(stat.ino).or_default().push(at);
-        }
-    }
-    for names in groups.values() {
-        let known = names.iter().find_map(|at| match &nodes[*at].node.content {
-            Content::Known(content) => Some(content.clone()),
-            Content::None | Content::Unread => None,
-        });
-        let first: Arc<[u8]> = (*nodes[names[0]].path).into();
-        for (place, at) in names.iter().enumerate() {
-            let link_to = (place > 0).then(|| first.clone());
-            let node = &mut nodes[*at].node;
-            let unread = matches!(node.content, Content::Unread);
-            if node.link_to != link_to || unread && known.is_some() {
-                let node = Arc::make_mut(node);
-                node.link_to = link_to;
-                if let (true, Some(known)) = (unread, &known) {
-                    node.content = Content::Known(known.clone());
-                }
-            }
-        }
-    }
-}
-
-fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Change> {
-    let mut changes = Vec::new();
-    let mut kept = 0;
-    for found in nodes {
-        let old = index.nodes.get(&found.path);
-        kept += usize::from(old.is_some());
-        let node = &found.node;
-        let unchanged = match old {
-            Some(old) => {
-                Arc::ptr_eq(old, node)
-                    || old.nets_out && node.nets_out
-                    || old.same_effect(node, rules)
-            }
-            None => node.nets_out,
-        };
-        if unchanged {
-            continue;
-        }
-        let entry = file_kind(node, rules);
-        let kind = match (entry, old) {
-            (FileKind::Whiteout, _) => ChangeKind::Removed,
-            (_, Some(old)) if file_kind(old, rules) == FileKind::Whiteout => ChangeKind::Added,
-            (_, None) if !found.over => ChangeKind::Added,
-            _ => ChangeKind::Changed,
-        };
-        changes.push(Change {
-            path: found.path.to_vec(),
-            kind,
-            entry,
-            size: match entry {
-                FileKind::File => node.stat.size,
-                _ => 0,
-            },
-        });
-    }
-    if kept < index.nodes.len() {
-        let here: HashSet<&[u8]> = nodes.iter().map(|found| &*found.path).collect();
-        for (path, old) in &index.nodes {
-            let entry = file_kind(old, rules);
-            if here.contains(&**path) || old.nets_out && entry == FileKind::Whiteout {
-                continue;
-            }
-            changes.push(Change {
-                path: path.to_vec(),
-                kind: match entry {
-                    // What it hid is visible again.
-                    FileKind::Whiteout => ChangeKind::Added,
-                    _ => ChangeKind::Removed,
-                },
-                entry,
-                size: 0,
-            });
-        }
-        changes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-    }
-    changes
-}
-
-fn file_kind(node: &Node, rules: Rules) -> FileKind {
-    match node.stat.file_type {
-        FileType::Directory => FileKind::Dir,
-        FileType::Symlink => FileKind::Symlink,
-        FileType::RegularFile => FileKind::File,
-        _ if rules.is_overlay() && node.stat.is_null_device() => FileKind::Whiteout,
-        _ => FileKind::Special,
-    }
 }

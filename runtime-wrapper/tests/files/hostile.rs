@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use crab_runtime::files::{Index, Staging};
+use crab_runtime::files::{Index, StageError, Staging};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::harness::{Bench, settle, skipped};
@@ -142,4 +142,31 @@ fn a_fifo_or_device_in_the_place_of_a_file_is_never_opened() {
     bench.turn("rm f g; mkfifo f; mknod g c 1 5; truncate -s 1E big || truncate -s 15T big");
     let (captured, _) = bench.capture(&Index::default());
     assert_eq!(captured.tree.segments().count(), 0);
+}
+
+#[test]
+fn a_full_staging_disk_stops_the_capture_and_nothing_else() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(|_, _| {});
+    bench.turn("head -c 3000000 /dev/urandom >big");
+    let small = crate::harness::tmpfs(&bench.path("small"));
+    let full = |free: &str| {
+        crate::harness::shell(&small.0, &format!("mount -o remount,size={free} ."));
+        let scanner = bench.scanner();
+        let scan = scanner.scan(&Index::default(), &HashSet::new()).unwrap();
+        let staging = Staging {
+            memory: 1 << 20,
+            directory: &small.0,
+        };
+        scanner.stage(scan, &staging)
+    };
+    let error = full("1M").unwrap_err();
+    let StageError::Write { source, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+    full("4M").unwrap();
+    bench.turn("echo alive >f");
 }

@@ -108,7 +108,7 @@ fn relative_options_as_docker_writes_them_work() {
     found.mount_at(&merged).unwrap();
     let _again = Mounted(merged.clone());
     assert_eq!(std::env::current_dir().unwrap(), here);
-    assert_eq!(fs::read_to_string(merged.join("f")).unwrap(), "x");
+    assert_eq!(fs::read_to_string(merged.join("f")).unwrap(), "x\n");
     assert_eq!(find(&merged).unwrap().lowers, found.lowers);
 }
 

@@ -166,9 +166,19 @@ fn paths_longer_than_the_kernel_takes_come_back() {
     let mut bench = Bench::new(|_, two| lower(two));
     // 60 names of 200 bytes, and a chain of 3000 short ones.
     bench.turn(
-        "for i in $(seq 60); do n=$(printf 'd%.0s' $(seq 200)); mkdir $n; cd -P $n; done; echo bottom >f; ln -s x l; mkfifo p",
+        "python3 - <<'P'
+import os
+top = os.getcwd()
+for name, count in ('d' * 200, 60), ('c', 3000):
+    os.chdir(top)
+    for _ in range(count):
+        os.mkdir(name)
+        os.chdir(name)
+    open('f', 'w').write('bottom')
+    os.symlink('x', 'l')
+    os.mkfifo('p')
+P",
     );
-    bench.turn("for i in $(seq 3000); do mkdir c; cd -P c; done 2>/dev/null; echo deep >f");
     // `rm -r` and `find` go down by descriptors.
     let census = |dir: &str| {
         let done = Command::new("bash")

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What is on the host at one moment, to see what is left later.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{processes, testbed::poll};
+
+/// Programs that come and go with containers.
+const PROGRAMS: [&str; 6] = [
+    processes::SHIM,
+    "containerd-shim-runc-v2",
+    "runc",
+    "crun",
+    "criu",
+    processes::CRABD,
+];
+/// Where Crab and containerd keep what belongs to live containers.
+const STATE: [&str; 3] = [
+    "/run/crab",
+    "/run/containerd/io.containerd.runtime.v2.task",
+    "/run/containerd/runc",
+];
+
+/// Mounts, cgroups, processes and directories of containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Mount points, as often as something is mounted there.
+    pub mounts: Vec<String>,
+    /// Directories under the cgroup file systems.
+    pub cgroups: BTreeSet<String>,
+    /// Shims, runtimes, CRIU, crabd: `program pid`.
+    pub processes: BTreeSet<String>,
+    /// What is in the run directories.
+    pub state: BTreeSet<String>,
+}
+
+impl Census {
+    /// Looks.
+    pub fn take() -> Result<Self> {
+        let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
+        let mut mounts: Vec<String> = table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4).map(str::to_owned))
+            .collect();
+        mounts.sort();
+        let mut cgroups = BTreeSet::new();
+        directories(Path::new("/sys/fs/cgroup"), &mut cgroups);
+        let processes = PROGRAMS.iter().flat_map(|program| {
+            let pids = processes::named(program).into_iter();
+            pids.map(move |pid| format!("{program} {pid}"))
+        });
+        let mut state = BTreeSet::new();
+        for dir in STATE {
+            directories(Path::new(dir), &mut state);
+        }
+        Ok(Self {
+            mounts,
+            cgroups,
+            processes: processes.collect(),
+            state,
+        })
+    }
+
+    /// What is there now and was not then, one line each.
+    pub fn since(&self, before: &Self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut known = before.mounts.clone();
+        for mount in &self.mounts {
+            match known.iter().position(|other| other == mount) {
+                Some(at) => drop(known.swap_remove(at)),
+                None => left.push(format!("mount {mount}")),
+            }
+        }
+        let sets = [
+            ("cgroup", &self.cgroups, &before.cgroups),
+            ("process", &self.processes, &before.processes),
+            ("directory", &self.state, &before.state),
+        ];
+        for (what, now, before) in sets {
+            left.extend(now.difference(before).map(|name| format!("{what} {name}")));
+        }
+        left
+    }
+
+    /// Waits until nothing is left of what came after this census; the daemon
+    /// `crabd` may stay.
+    pub fn wait_for_nothing_left(&self) -> Result<()> {
+        let mut left = Vec::new();
+        let waited = poll("nothing is left", Duration::from_secs(10), || {
+            left = Self::take()?.since(self);
+            left.retain(|line| {
+                !line.starts_with("process crabd ") && line != "directory /run/crab"
+            });
+            Ok(left.is_empty().then_some(()))
+        });
+        if waited.is_err() {
+            bail!("left behind: {}", left.join(", "));
+        }
+        Ok(())
+    }
+}
+
+fn directories(dir: &Path, found: &mut BTreeSet<String>) {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        // Not through symlinks, and not into the roots of containers.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && entry.file_name() != "rootfs" {
+            found.insert(entry.path().display().to_string());
+            directories(&entry.path(), found);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The two clients that start containers: `ctr` and `docker`.
+
+use std::{
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    command::{Output, Tool},
+    sandbox::Sandbox,
+    testbed::CgroupMode,
+};
+
+/// A shim, by the name that clients know it under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// Crab.
+    Crab,
+    /// containerd's own shim for runc.
+    Stock,
+}
+
+impl Runtime {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crab => "io.containerd.crab.v1",
+            Self::Stock => "io.containerd.runc.v2",
+        }
+    }
+}
+
+/// How a container shall be.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    runtime: Runtime,
+    id: Option<String>,
+    /// Options of the client, before the image.
+    flags: Vec<String>,
+    args: Vec<String>,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self {
+            runtime: Runtime::Crab,
+            id: None,
+            flags: Vec::new(),
+            args: ["sleep", "infinity"].map(str::to_owned).to_vec(),
+        }
+    }
+}
+
+impl RunOptions {
+    /// A container under Crab that is kept open by `sleep infinity`.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Under another shim.
+    pub fn runtime(mut self, runtime: Runtime) -> Self {
+        self.runtime = runtime;
+        self
+    }
+
+    /// Its id with `ctr`, its name with Docker; a unique one otherwise.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// What runs in it.
+    pub fn args<S: Into<String>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.args = args.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Options that the client takes before the image, for what is the same for
+    /// both, or for tests of one.
+    pub fn flags<S: Into<String>>(mut self, flags: impl IntoIterator<Item = S>) -> Self {
+        self.flags.extend(flags.into_iter().map(Into::into));
+        self
+    }
+
+    /// A variable of its environment.
+    pub fn env(self, name: &str, value: &str) -> Self {
+        self.flags(["--env".to_owned(), format!("{name}={value}")])
+    }
+}
+
+/// Who starts containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// containerd by `ctr`.
+    Ctr {
+        /// Whether CPU shares have to be left out.
+        no_cpu_shares: bool,
+    },
+    /// Docker.
+    Docker,
+}
+
+impl Client {
+    pub(crate) fn ctr(cgroup: CgroupMode) -> Self {
+        // In v2 mode the cpu controller may be bound to v1, and runc refuses.
+        Self::Ctr {
+            no_cpu_shares: cgroup == CgroupMode::V2,
+        }
+    }
+
+    pub(crate) fn docker() -> Self {
+        Self::Docker
+    }
+
+    /// Its name, for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ctr { .. } => "ctr",
+            Self::Docker => "docker",
+        }
+    }
+
+    /// containerd's namespace of the containers that it makes.
+    pub fn namespace(self) -> &'static str {
+        match self {
+            Self::Ctr { .. } => "default",
+            Self::Docker => "moby",
+        }
+    }
+
+    /// Its command line.
+    pub fn tool<S: Into<String>>(self, args: impl IntoIterator<Item = S>) -> Tool {
+        match self {
+            Self::Ctr { .. } => Tool::new("ctr").args(["-n", self.namespace()]),
+            Self::Docker => Tool::new("docker"),
+        }
+        .args(args)
+    }
+
+    fn image(self, image: &str) -> String {
+        match self {
+            Self::Ctr { .. } => format!("docker.io/crab/{image}:latest"),
+            Self::Docker => format!("crab/{image}"),
+        }
+    }
+
+    fn run_tool(self, image: &str, mode: &str, id: &str, options: &RunOptions) -> Tool {
+        let tool = self
+            .tool(["run", mode, "--runtime", options.runtime.name()])
+            .args(options.flags.clone());
+        match self {
+            Self::Ctr { no_cpu_shares } => {
+                let shares: &[&str] = if no_cpu_shares {
+                    &["--cpu-shares", "0"]
+                } else {
+                    &[]
+                };
+                tool.args(shares.iter().copied())
+                    .args([self.image(image), id.to_owned()])
+            }
+            Self::Docker => tool.args(["--name", id]).args([self.image(image)]),
+        }
+        .args(options.args.clone())
+    }
+
+    /// Starts a container in the background.
+    pub fn run(self, image: &str, options: RunOptions) -> Result<Sandbox> {
+        let name = options.id.clone().unwrap_or_else(|| unique("t"));
+        // What a failed start leaves is removed as well.
+        let mut sandbox = Sandbox::new(self, options.runtime, &name);
+        let started = self.run_tool(image, "-d", &name, &options).run()?.ok()?;
+        if self == Self::Docker {
+            let id = started.stdout.trim();
+            if id.len() != 64 {
+                bail!("docker run printed no id: {id:?} {}", started.stderr.trim());
+            }
+            sandbox.set_id(id);
+        }
+        Ok(sandbox)
+    }
+
+    /// Runs a container in the foreground and removes it.
+    pub fn run_rm(self, image: &str, options: RunOptions) -> Result<Output> {
+        let name = options.id.clone().unwrap_or_else(|| unique("r"));
+        let _guard = Sandbox::new(self, options.runtime, &name);
+        self.run_tool(image, "--rm", &name, &options)
+            .limit(Duration::from_secs(60))
+            .run()
+            .context("run a container in the foreground")
+    }
+}
+
+/// A name that nothing else on this host has.
+pub(crate) fn unique(prefix: &str) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}{}-{n}", process::id())
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The harness of the end-to-end tests, the demo and the benchmarks.
+//!
+//! It drives real clients (`ctr`, `docker`, `crab`) on the host that
+//! `scripts/testbed` makes, the way a user does: by their command lines. Nothing
+//! of Crab, containerd, runc, CRIU or the kernel is replaced or reached into.
+//!
+//! ```text
+//! Testbed ── ctr() / docker() ──> Client ── run() ──> Sandbox   removed when dropped
+//!    ├── crab() ──> Crab     what `crab --json` says, typed
+//!    └── events() ──> Events what containerd published
+//! processes, Census: what runs, is mounted and is left
+//! ```
+//!
+//! Everything is synchronous, and every command has a time limit. Whoever makes
+//! something on the host gets a guard for it that takes it away again, and only it.
+
+#![forbid(unsafe_code)]
+
+mod census;
+mod client;
+mod command;
+mod crab;
+mod events;
+pub mod processes;
+mod sandbox;
+mod testbed;
+
+pub use census::Census;
+pub use client::{Client, RunOptions, Runtime};
+pub use command::{Output, Running, Tool};
+pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
+pub use events::{Event, Events};
+pub use sandbox::{ExecOptions, Sandbox, State};
+pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll};

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Processes of the host: found by what they are, killed by their id.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal},
+};
+
+use crate::testbed::poll;
+
+/// The name of Crab's shim.
+pub const SHIM: &str = "containerd-shim-crab-v1";
+/// The name of Crab's daemon.
+pub const CRABD: &str = "crabd";
+
+/// Every process that has not ended, with its command line.
+pub fn all() -> Vec<(u32, Vec<String>)> {
+    let Ok(dir) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = dir.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let running = pids.filter_map(|pid: u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let words = line.split(|byte| *byte == 0);
+        let words: Vec<String> = words
+            .map(|word| String::from_utf8_lossy(word).into_owned())
+            .collect();
+        is_alive(pid).then_some((pid, words))
+    });
+    running.collect()
+}
+
+fn program(words: &[String]) -> &str {
+    let path = words.first().map_or("", String::as_str);
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Those of a program.
+pub fn named(name: &str) -> Vec<u32> {
+    let all = all().into_iter();
+    all.filter(|(_, words)| program(words) == name)
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+/// The shim that serves a container.
+pub fn shim_of(namespace: &str, id: &str) -> Option<u32> {
+    let has = |words: &[String], flag: &str, value: &str| {
+        words
+            .windows(2)
+            .any(|pair| pair[0].trim_start_matches('-') == flag && pair[1] == value)
+    };
+    all()
+        .into_iter()
+        .find(|(_, words)| {
+            program(words).starts_with("containerd-shim-")
+                && has(words, "namespace", namespace)
+                && has(words, "id", id)
+        })
+        .map(|(pid, _)| pid)
+}
+
+/// Crab's daemon.
+pub fn crabd() -> Option<u32> {
+    named(CRABD).into_iter().min()
+}
+
+/// Whether a process has not ended. One that nobody has waited for has.
+pub fn is_alive(pid: u32) -> bool {
+    // "<pid> (<name>) <state> ...": the name may hold anything, and ends with
+    // the last parenthesis.
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next())
+        .is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+}
+
+/// SIGKILL to one process; false if there is none any more.
+pub fn kill(pid: u32) -> Result<bool> {
+    signal(pid, Signal::KILL)
+}
+
+/// A signal to one process; false if there is none any more.
+pub fn signal(pid: u32, signal: Signal) -> Result<bool> {
+    let id = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .with_context(|| format!("{pid} is no process id"))?;
+    match rustix::process::kill_process(id, signal) {
+        Ok(()) => Ok(true),
+        Err(Errno::SRCH) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("signal process {pid}")),
+    }
+}
+
+/// Waits until a process has ended.
+pub fn wait_gone(pid: u32, limit: Duration) -> Result<()> {
+    poll(&format!("process {pid} is gone"), limit, || {
+        Ok((!is_alive(pid)).then_some(()))
+    })
+}
+
+/// The processes in the same pid namespace as this one, itself included.
+pub fn in_pid_namespace_of(pid: u32) -> Vec<u32> {
+    let namespace = |pid: u32| fs::read_link(Path::new("/proc").join(format!("{pid}/ns/pid"))).ok();
+    let Some(wanted) = namespace(pid) else {
+        return Vec::new();
+    };
+    let all = all().into_iter().map(|(pid, _)| pid);
+    all.filter(|pid| namespace(*pid).as_ref() == Some(&wanted))
+        .collect()
+}

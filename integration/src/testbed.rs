@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The host that everything runs on: one made by `scripts/testbed`.
+
+use std::{
+    env, thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    client::Client,
+    command::{Output, Tool},
+    crab::Crab,
+    events::Events,
+};
+
+/// The small image: busybox and nothing else.
+pub const BUSYBOX: &str = "busybox";
+/// The image that an agent would get: bash, git, gcc, python3, tmux, sqlite3.
+pub const DEBIAN: &str = "debian";
+
+const SERVICES: &str = "scripts/lib/testbed-services.sh";
+
+/// How the host lays out its cgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupMode {
+    /// v1 controllers, and a v2 hierarchy beside them.
+    V1,
+    /// v2 alone.
+    V2,
+}
+
+/// The host of a test. Where there is none, tests must not pass: they fail with
+/// a line that says what to run instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Testbed {
+    cgroup: CgroupMode,
+}
+
+impl Testbed {
+    /// The host that this process runs on.
+    pub fn here() -> Result<Self> {
+        let cgroup = match env::var("TESTBED_CGROUP").as_deref() {
+            Ok("v1") => CgroupMode::V1,
+            Ok("v2") => CgroupMode::V2,
+            _ => bail!(
+                "this is no test host (TESTBED_CGROUP is not v1 or v2): \
+                 run it with scripts/testbed run -- COMMAND"
+            ),
+        };
+        if !rustix::process::geteuid().is_root() {
+            bail!("only root can drive the test host");
+        }
+        Ok(Self { cgroup })
+    }
+
+    /// How cgroups are laid out here.
+    pub fn cgroup(&self) -> CgroupMode {
+        self.cgroup
+    }
+
+    /// containerd, by `ctr`, in the namespace `default`.
+    pub fn ctr(&self) -> Client {
+        Client::ctr(self.cgroup)
+    }
+
+    /// Docker.
+    pub fn docker(&self) -> Client {
+        Client::docker()
+    }
+
+    /// Both clients.
+    pub fn clients(&self) -> [Client; 2] {
+        [self.ctr(), self.docker()]
+    }
+
+    /// The `crab` command.
+    pub fn crab(&self) -> Crab {
+        Crab::new()
+    }
+
+    /// Begins to collect what containerd publishes.
+    pub fn events(&self) -> Result<Events> {
+        Events::start()
+    }
+
+    /// Starts, stops, restarts or kills (by SIGKILL) a daemon: `verb` is one of
+    /// `start`, `stop`, `restart`, `kill`, and `daemon` is `containerd` or
+    /// `dockerd`.
+    pub fn service(&self, verb: &str, daemon: &str) -> Result<Output> {
+        // By the repository that this was built from where it is to be seen,
+        // which is so in a test host.
+        let root = env::var("TESTBED_SRC").unwrap_or_else(|_| "/src".into());
+        Tool::new("bash")
+            .args([format!("{root}/{SERVICES}").as_str(), verb, daemon])
+            .run()?
+            .ok()
+            .with_context(|| format!("{verb} {daemon}"))
+    }
+
+    /// The kernel's release and the number of processors, for figures.
+    pub fn machine(&self) -> String {
+        let uname = rustix::system::uname();
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        format!(
+            "Linux {}, {cpus} processors",
+            uname.release().to_string_lossy()
+        )
+    }
+}
+
+/// Asks until there is an answer; `what` names it when there is none in time.
+pub fn poll<T>(
+    what: &str,
+    limit: Duration,
+    mut ask: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        // The last question is asked after the deadline.
+        let late = Instant::now() >= deadline;
+        if let Some(answer) = ask().with_context(|| format!("wait until {what}"))? {
+            return Ok(answer);
+        }
+        if late {
+            bail!("waited for {limit:?} until {what}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The harness itself: what it says has to be so, or no other test means much.
+
+use anyhow::Result;
+use crab_integration::{
+    BUSYBOX, Census, DEBIAN, ExecOptions, RunOptions, Runtime, State, Testbed, processes,
+};
+use crab_store::Class;
+
+#[test]
+fn a_container_comes_and_goes_with_its_guard() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for client in testbed.clients() {
+        for runtime in [Runtime::Crab, Runtime::Stock] {
+            let before = Census::take()?;
+            let sandbox = client.run(BUSYBOX, RunOptions::new().runtime(runtime))?;
+            assert_eq!(sandbox.state()?, State::Running);
+            assert!(sandbox.processes()?.contains(&sandbox.pid()?));
+            assert!(processes::is_alive(sandbox.shim()?));
+            assert!(sandbox.upper_dir()?.is_dir());
+            assert!(!Census::take()?.since(&before).is_empty());
+
+            let said = sandbox.sh("echo out; echo err >&2; exit 3")?;
+            assert_eq!(
+                (said.stdout.as_str(), said.stderr.as_str(), said.status),
+                ("out\n", "err\n", 3)
+            );
+            let said = sandbox.exec_with(&["cat"], &ExecOptions::new().stdin("in"))?;
+            assert_eq!(said.ok()?.stdout, "in");
+
+            sandbox.stop()?;
+            sandbox.start_again()?;
+            assert_eq!(sandbox.sh_ok("echo again")?, "again");
+            drop(sandbox);
+            before.wait_for_nothing_left()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_turn_is_waited_for_until_it_is_published() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::new())?;
+        let turn = crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+        assert_eq!(turn.number(), 1);
+        assert!(turn.published);
+        let turn = crab.turn_of(&sandbox, Class::None, "cat /root/x")?;
+        assert_eq!(turn.number(), 2);
+        assert_eq!(crab.ps_of(&sandbox)?.state, "running");
+        let refusal = crab.refusal(&["rollback", &sandbox.sandbox_id(), "--turn", "77"])?;
+        assert_eq!(refusal.code, 3, "{}", refusal.line);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_end_of_an_init_is_seen_and_that_of_an_exec_is_not_taken_for_it() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let events = testbed.events()?;
+    for client in testbed.clients() {
+        let sandbox = client.run(BUSYBOX, RunOptions::new())?;
+        sandbox.sh_ok("true")?;
+        assert_eq!(events.exits_of_init(&sandbox)?, 0);
+        sandbox.stop()?;
+        assert_eq!(events.exits_of_init(&sandbox)?, 1);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_crash_takes_the_shim_and_everything_inside() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for client in testbed.clients() {
+        let sandbox = client.run(BUSYBOX, RunOptions::new())?;
+        sandbox.sh_ok("setsid sleep 1000 </dev/null >/dev/null 2>&1 &")?;
+        let (shim, inside) = (sandbox.shim()?, sandbox.processes()?);
+        assert_eq!(inside.len(), 2);
+        sandbox.crash()?;
+        assert!(!processes::is_alive(shim));
+        assert!(inside.iter().all(|pid| !processes::is_alive(*pid)));
+        assert!(processes::crabd().is_some());
+    }
+    Ok(())
+}
