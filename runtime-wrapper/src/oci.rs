@@ -9,7 +9,10 @@
 use std::{
     ffi::OsString,
     fs, io,
-    os::fd::OwnedFd,
+    os::{
+        fd::{AsRawFd, OwnedFd, RawFd},
+        unix::process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -61,6 +64,29 @@ pub struct Stdio3 {
     pub stdout: Option<OwnedFd>,
     /// The container's end of stderr.
     pub stderr: Option<OwnedFd>,
+}
+
+/// The descriptor at which CRIU finds the `index`th of the pipe ends that
+/// [`Runtime::restore`] is given. Far above what runc itself opens and passes on.
+pub fn inherited_fd(index: usize) -> RawFd {
+    400 + index as RawFd
+}
+
+/// Hands the descriptors to the command at the numbers of [`inherited_fd`]. Neither
+/// runc nor crun closes what it was started with before it runs CRIU.
+fn inherit(command: &mut Command, fds: Vec<OwnedFd>) {
+    // SAFETY: between fork and exec only dup2 is called, which is async-signal-safe;
+    // the descriptors are owned by the closure, so open until then.
+    unsafe {
+        command.pre_exec(move || {
+            for (index, fd) in fds.iter().enumerate() {
+                if libc::dup2(fd.as_raw_fd(), inherited_fd(index)) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
 }
 
 /// Where a process image is read from, and what CRIU may need beside it.
@@ -318,7 +344,8 @@ impl Runtime {
         self.run("checkpoint", command)
     }
 
-    /// `restore`: a container's processes from an image, running.
+    /// `restore`: a container's processes from an image, running. `inherited` are
+    /// open at [`inherited_fd`] in CRIU.
     ///
     /// # Errors
     /// When CRIU cannot restore them.
@@ -328,9 +355,11 @@ impl Runtime {
         options: &CheckpointOptions,
         console: Option<&Path>,
         stdio: Stdio3,
+        inherited: Vec<OwnedFd>,
     ) -> Result<i32, OciError> {
         let pid_file = self.pid_file("init");
         let mut command = self.command("restore");
+        inherit(&mut command, inherited);
         command.arg("--bundle").arg(&self.bundle);
         command.arg("--pid-file").arg(&pid_file);
         command.arg("--image-path").arg(&paths.images);

@@ -99,16 +99,10 @@ impl Bundle {
     }
 
     /// Writes the specification for the runtime: with the network namespace
-    /// named and CRIU's configuration, and, where containers of this bundle ran
+    /// named, and, where containers of this bundle ran
     /// before, without the hooks that set that namespace up.
-    pub(crate) fn write_config(
-        &self,
-        netns: Option<&Path>,
-        criu_config: &Path,
-        again: bool,
-    ) -> Result<()> {
+    pub(crate) fn write_config(&self, netns: Option<&Path>, again: bool) -> Result<()> {
         let mut spec: Value = serde_json::from_slice(&self.original)?;
-        name_criu_config(&mut spec, criu_config);
         if let Some(path) = netns {
             name_netns(&mut spec, path);
         }
@@ -144,19 +138,6 @@ fn name_netns(spec: &mut Value, path: &Path) {
     }
 }
 
-/// runc passes the file that this annotation names to CRIU, and so does crun. The
-/// client's own choice stays.
-fn name_criu_config(spec: &mut Value, path: &Path) {
-    if let Some(spec) = spec.as_object_mut() {
-        let annotations = spec.entry("annotations").or_insert_with(|| json!({}));
-        if let Some(annotations) = annotations.as_object_mut() {
-            annotations
-                .entry("org.criu.config")
-                .or_insert_with(|| json!(path));
-        }
-    }
-}
-
 /// Docker's `libnetwork-setkey` hook moves interfaces into a new namespace; on a
 /// rollback the namespace, with its interfaces, is still there.
 fn drop_network_hooks(spec: &mut Value) {
@@ -174,8 +155,6 @@ fn drop_network_hooks(spec: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const CONF: &str = "/run/x/criu.conf";
 
     fn bundle(config: &Value) -> (tempfile::TempDir, Bundle) {
         let dir = tempfile::tempdir().unwrap();
@@ -210,7 +189,6 @@ mod tests {
         let written: Value =
             serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
         assert_eq!(written["linux"]["namespaces"][1]["path"], "/run/x/net");
-        assert_eq!(written["annotations"]["org.criu.config"], CONF);
         assert_eq!(written["x-unknown"]["kept"], true);
         assert_eq!(written["hooks"]["prestart"].as_array().unwrap().len(), 2);
     }
@@ -218,8 +196,8 @@ mod tests {
     #[test]
     fn a_second_time_only_the_network_hook_is_left_out() {
         let (dir, bundle) = bundle(&config());
-        bundle.write_config(None, CONF.as_ref(), false).unwrap();
-        bundle.write_config(None, CONF.as_ref(), true).unwrap();
+        bundle.write_config(None, false).unwrap();
+        bundle.write_config(None, true).unwrap();
         let written: Value =
             serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
         let hooks = written["hooks"]["prestart"].as_array().unwrap();

@@ -42,6 +42,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
+    pipes::{self, SharedPipe},
     sandbox::Container,
     tracer::{Tracer, Watched},
 };
@@ -121,6 +122,7 @@ pub(crate) struct StagedImage {
     pub(crate) dir: PathBuf,
     pub(crate) processes: Vec<ProcessEntry>,
     pub(crate) places: Places,
+    pub(crate) pipes: Vec<SharedPipe>,
     pub(crate) criu: String,
 }
 
@@ -329,8 +331,9 @@ impl Capture {
         half: ProcessHalf,
         start: Instant,
     ) -> Result<Taken> {
-        if !set.at_rest() {
-            // A write that is half done is counted only when it is over.
+        if !set.at_rest() || self.unseen {
+            // A write that is half done is counted only when it is over, and one to
+            // a mapping never.
             return self.take_frozen(seen, half, start);
         }
         let scans = self.scan(set)?;
@@ -417,6 +420,7 @@ impl Capture {
                         dir,
                         processes: entries(&set),
                         places: places.clone(),
+                        pipes: pipes::shared_with(&set, self.init),
                         criu: criu.version,
                     });
                 }
@@ -591,7 +595,6 @@ impl Capture {
         for path in [&paths.images, &paths.work] {
             make_private_dir(path)?;
         }
-        container.write_criu_config(&[])?;
         let terminal = container
             .processes
             .with(crate::container::INIT, |p| p.paths.terminal)

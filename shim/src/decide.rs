@@ -22,11 +22,7 @@ pub(crate) enum Seen {
 
 /// Compares two readings of the counters. `unseen`: a process had or has the means
 /// to write with no system call.
-pub(crate) fn seen(
-    before: Option<&Effects>,
-    now: &Result<Effects, String>,
-    unseen: bool,
-) -> Seen {
+pub(crate) fn seen(before: Option<&Effects>, now: &Result<Effects, String>, unseen: bool) -> Seen {
     let now = match now {
         Ok(now) => now,
         Err(reason) => return Seen::Unobserved(reason.clone()),
@@ -45,9 +41,8 @@ pub(crate) fn seen(
     }
     // Through a shared mapping or an io_uring, files change with no event: where
     // one was made since, or was there before or now (`unseen`), they may have.
-    let moved = now.files != before.files
-        || now.mounts != before.mounts
-        || now.unseen != before.unseen;
+    let moved =
+        now.files != before.files || now.mounts != before.mounts || now.unseen != before.unseen;
     if moved || unseen {
         Seen::FilesMaybe
     } else {
@@ -146,8 +141,14 @@ mod tests {
     #[test]
     fn only_equal_counters_of_one_instance_say_untouched() {
         let base = effects(5, 0);
-        assert_eq!(seen(Some(&base), &Ok(effects(5, 0)), false), Seen::FilesUntouched);
-        assert_eq!(seen(Some(&base), &Ok(effects(6, 0)), false), Seen::FilesMaybe);
+        assert_eq!(
+            seen(Some(&base), &Ok(effects(5, 0)), false),
+            Seen::FilesUntouched
+        );
+        assert_eq!(
+            seen(Some(&base), &Ok(effects(6, 0)), false),
+            Seen::FilesMaybe
+        );
         let mounted = Effects {
             mounts: 1,
             ..effects(5, 0)

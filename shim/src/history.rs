@@ -25,6 +25,7 @@ use crab_store::{
 };
 
 use crate::{
+    pipes::{SharedPipe, announce},
     sandbox::{Container, unix_ms},
     upper::Replacement,
 };
@@ -34,10 +35,26 @@ const UPPER: &str = "upper";
 /// Docker's namespace in containerd.
 const DOCKER: &str = "moby";
 
+/// CRIU images, ready to be restored from.
+pub(crate) struct Images {
+    pub(crate) dir: PathBuf,
+    pub(crate) pipes: Vec<SharedPipe>,
+}
+
+impl Images {
+    /// Those that a client has, of which nothing more is known.
+    pub(crate) fn of_client(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+            pipes: Vec::new(),
+        }
+    }
+}
+
 /// How a container begins.
 pub(crate) struct Beginning {
     /// CRIU images to restore from, instead of starting the program.
-    pub(crate) images: Option<PathBuf>,
+    pub(crate) images: Option<Images>,
     /// Where history is written; nothing if no checkpoint can be taken.
     pub(crate) ledger: Result<Ledger, String>,
 }
@@ -150,7 +167,7 @@ fn grant(
     writer: &SandboxWriter,
     overlay: &OverlayMount,
     request: RestoreRequest,
-) -> Result<(Restored, Option<PathBuf>)> {
+) -> Result<(Restored, Option<Images>)> {
     let sandbox = writer.store();
     let Some(manifest) = sandbox.manifest(request.checkpoint)? else {
         bail!("its checkpoint {} is gone", request.checkpoint);
@@ -182,7 +199,7 @@ pub(crate) fn stage_processes(
     manifest: &Manifest,
     reader: &ObjectReader,
     dir: &Path,
-) -> Result<Option<PathBuf>> {
+) -> Result<Option<Images>> {
     let Some(processes) = manifest.processes else {
         return Ok(None);
     };
@@ -209,8 +226,19 @@ pub(crate) fn stage_processes(
             crab_runtime::files::write_tmpfs_archive(&reader.tree(newer.tree)?, reader, file)?;
         }
     }
-    Ok(Some(dir.to_path_buf()))
+    let pipes: Vec<SharedPipe> = match image.extra.get(PIPES) {
+        Some(text) => serde_json::from_str(text)?,
+        None => Vec::new(),
+    };
+    announce(&pipes, dir)?;
+    Ok(Some(Images {
+        dir: dir.to_path_buf(),
+        pipes,
+    }))
 }
+
+/// Where a process image notes the pipes that it shares with the shim.
+pub(crate) const PIPES: &str = "pipes";
 
 /// Under which key a process image notes the tree that a tmpfs had with it.
 pub(crate) fn tree_key(mount: &[u8]) -> String {

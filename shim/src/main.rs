@@ -18,6 +18,7 @@ mod container;
 mod control;
 mod decide;
 mod history;
+mod pipes;
 mod publish;
 mod publisher;
 mod rollback;

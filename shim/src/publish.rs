@@ -15,7 +15,7 @@ use crab_store::{
 
 use crate::{
     capture::{StagedCheckpoint, StagedImage, StagedProcesses},
-    history::tree_key,
+    history::{PIPES, tree_key},
     sandbox::unix_ms,
 };
 
@@ -126,6 +126,9 @@ impl Publication {
     ) -> Result<ProcessRef> {
         let mut extra = BTreeMap::new();
         extra.insert(PLACES.into(), serde_json::to_string(&image.places)?);
+        if !image.pipes.is_empty() {
+            extra.insert(PIPES.into(), serde_json::to_string(&image.pipes)?);
+        }
         for tmpfs in &files.tmpfs {
             extra.insert(tree_key(&tmpfs.mount), tmpfs.tree.to_string());
         }

@@ -12,7 +12,6 @@
 //! containerd sees no exit. Running execs end with 137.
 
 use std::{
-    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -20,17 +19,16 @@ use std::{
 use anyhow::{Context, Result, bail};
 use crab_runtime::{
     files::{Index, Scanner},
-    oci::ImagePaths,
     overlay::OverlayMount,
 };
 use crab_store::{JournalRecord, Manifest, RollbackRecord, SandboxStore, Trigger, TurnId};
 
 use crate::{
     container::INIT,
-    history::stage_processes,
-    sandbox::{Launch, blocking, unix_ms},
+    history::{Images, stage_processes},
+    sandbox::{Launch, Restore, blocking, unix_ms},
     stdio::Client,
-    turns::{RolledBack, Task, criu_options},
+    turns::{RolledBack, Task},
     upper::Replacement,
 };
 
@@ -40,7 +38,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Everything of a checkpoint that is ready to be put in place.
 struct Prepared {
     manifest: Manifest,
-    images: Option<PathBuf>,
+    images: Option<Images>,
     replacement: Replacement,
     overlay: OverlayMount,
     tree: crab_store::Tree,
@@ -187,10 +185,7 @@ impl Task {
             }
         })
         .await?;
-        match self
-            .revive(&manifest, images.as_deref(), index, client)
-            .await
-        {
+        match self.revive(&manifest, images.as_ref(), index, client).await {
             Ok(pid) => {
                 let _ = blocking(move || {
                     exchanged.keep();
@@ -241,26 +236,16 @@ impl Task {
     async fn revive(
         &mut self,
         manifest: &Manifest,
-        images: Option<&Path>,
+        images: Option<&Images>,
         upper: Index,
         client: &Arc<Client>,
     ) -> Result<i32> {
         let container = self.container.clone();
         container.write_config(true)?;
-        container.write_criu_config(&[])?;
         let launch = match images {
             None => Launch::Create,
-            Some(images) => Launch::Restore(
-                ImagePaths {
-                    images: images.to_path_buf(),
-                    work: container.run_dir.join("restore"),
-                },
-                criu_options(client.terminal()),
-            ),
+            Some(images) => Launch::Restore(Restore::new(&container, images, client.terminal())),
         };
-        if let Launch::Restore(paths, _) = &launch {
-            std::fs::create_dir_all(&paths.work)?;
-        }
         let (pid, terminal) = container.launch(client, launch).await?;
         container.adopt(pid)?;
         let rootfs = container.bundle.rootfs().to_path_buf();

@@ -36,7 +36,8 @@ use crab_store::SandboxId;
 use crate::{
     bundle::Bundle,
     container::{INIT, Phase, Process, Processes, StateError},
-    history::{self, Beginning},
+    history::{self, Beginning, Images},
+    pipes::{self, SharedPipe},
     publisher::{Event, Publisher},
     stdio::{Client, ConsoleSocket, StdioPaths},
     turns::{self, Turns},
@@ -193,7 +194,7 @@ impl Container {
         })
         .await?;
         if !req.checkpoint.is_empty() {
-            beginning.images = Some(PathBuf::from(&req.checkpoint));
+            beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
         }
         let pid = if beginning.images.is_some() {
             // As the Go shim: Create records, Start restores.
@@ -271,18 +272,7 @@ impl Container {
 
     /// Writes what the runtime reads; `again` after a rollback.
     pub(crate) fn write_config(&self, again: bool) -> Result<()> {
-        self.bundle
-            .write_config(self.netns.as_deref(), &self.criu_config(), again)
-    }
-
-    fn criu_config(&self) -> PathBuf {
-        self.run_dir.join("criu.conf")
-    }
-
-    /// Tells CRIU, for the dump or restore to come, what runc has no option for.
-    pub(crate) fn write_criu_config(&self, lines: &[String]) -> Result<()> {
-        let path = self.criu_config();
-        fs::write(&path, lines.join("\n")).with_context(|| format!("write {}", path.display()))
+        self.bundle.write_config(self.netns.as_deref(), again)
     }
 
     /// Undoes [`Self::prepare`] and the runtime's `create`.
@@ -332,6 +322,10 @@ impl Container {
         client: &Arc<Client>,
         launch: Launch,
     ) -> Result<(i32, Option<Arc<crate::stdio::Terminal>>)> {
+        let mut inherited = Vec::new();
+        if let Launch::Restore(restore) = &launch {
+            inherited = pipes::renew(&restore.pipes)?;
+        }
         let (stdio, console) = if client.terminal() {
             let path = self.run_dir.join(format!("{}.tty", launch.name()));
             (Stdio3::default(), Some(ConsoleSocket::listen(&path)?))
@@ -344,12 +338,15 @@ impl Container {
             let socket = console.as_ref().map(ConsoleSocket::path);
             let pid = match &launch {
                 Launch::Create => runtime.create(socket, stdio)?,
-                Launch::Restore(images, options) => runtime
-                    .restore(images, options, socket, stdio)
-                    .map_err(|error| match criu::restore_error(&images.work) {
-                        Some(reason) => anyhow!("{error}; CRIU: {reason}"),
-                        None => error.into(),
-                    })?,
+                Launch::Restore(Restore { paths, options, .. }) => {
+                    fs::create_dir_all(&paths.work)?;
+                    runtime
+                        .restore(paths, options, socket, stdio, inherited)
+                        .map_err(|error| match criu::restore_error(&paths.work) {
+                            Some(reason) => anyhow!("{error}; CRIU: {reason}"),
+                            None => error.into(),
+                        })?
+                }
                 Launch::Exec(id, spec) => runtime.exec(id, spec, socket, stdio)?,
             };
             Ok((pid, console.map(ConsoleSocket::receive).transpose()?))
@@ -411,13 +408,7 @@ impl Container {
                     .processes
                     .with(INIT, |p| p.client.clone())?
                     .context("the container has no stdio")?;
-                let paths = ImagePaths {
-                    images: images.clone(),
-                    work: self.run_dir.join("restore"),
-                };
-                fs::create_dir_all(&paths.work)?;
-                self.write_criu_config(&[])?;
-                let launch = Launch::Restore(paths, turns::criu_options(client.terminal()));
+                let launch = Launch::Restore(Restore::new(self, images, client.terminal()));
                 let (pid, terminal) = self.launch(&client, launch).await?;
                 self.adopt(pid)?;
                 self.processes.with(INIT, |p| p.terminal = terminal)?;
@@ -602,7 +593,6 @@ impl Container {
         };
         let runtime = self.runtime.clone();
         let checkpoint = images.display().to_string();
-        self.write_criu_config(&[])?;
         blocking(move || {
             fs::create_dir_all(&work)?;
             let paths = ImagePaths { images, work };
@@ -640,16 +630,38 @@ impl Container {
 /// What the runtime is asked to make.
 pub(crate) enum Launch {
     Create,
-    Restore(ImagePaths, CheckpointOptions),
+    Restore(Restore),
     /// An exec's id and the file with its specification.
     Exec(String, PathBuf),
+}
+
+/// What is restored by CRIU.
+pub(crate) struct Restore {
+    paths: ImagePaths,
+    options: CheckpointOptions,
+    /// Pipes of the image whose other ends were this shim's.
+    pipes: Vec<SharedPipe>,
+}
+
+impl Restore {
+    /// From images in a directory of which CRIU may change what it likes.
+    pub(crate) fn new(container: &Container, images: &Images, terminal: bool) -> Self {
+        Self {
+            paths: ImagePaths {
+                images: images.dir.clone(),
+                work: container.run_dir.join("restore"),
+            },
+            options: turns::criu_options(terminal),
+            pipes: images.pipes.clone(),
+        }
+    }
 }
 
 impl Launch {
     fn name(&self) -> &str {
         match self {
             Self::Create => "create",
-            Self::Restore(..) => "restore",
+            Self::Restore(_) => "restore",
             Self::Exec(id, _) => id,
         }
     }

@@ -203,7 +203,8 @@ impl Client {
         master: OwnedFd,
     ) -> Result<Arc<Terminal>> {
         let terminal = Arc::new(Terminal::new(master)?);
-        self.attach_input(InputSink::Terminal(terminal.clone())).await;
+        self.attach_input(InputSink::Terminal(terminal.clone()))
+            .await;
         tokio::spawn(relay_terminal(terminal.clone(), self.clone()));
         Ok(terminal)
     }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reaper takes every child of its process: its test has one of its own.
+
+use std::process::Command;
+
+use crab_runtime::reaper::Reaper;
+
+// One test: the reaper takes every child of the test process.
+#[test]
+fn every_exit_reaches_whoever_asked_before_or_after() {
+    let reaper = Reaper::start().unwrap();
+    let (status, text) = reaper
+        .output(Command::new("sh").args(["-c", "echo no >&2; exit 3"]))
+        .unwrap();
+    assert_eq!((status, text.as_slice()), (3, b"no\n".as_slice()));
+
+    let (child, exit) = reaper
+        .spawn(Command::new("sh").args(["-c", "kill -9 $$"]))
+        .unwrap();
+    assert!(child.id() > 0);
+    assert_eq!(exit.blocking_recv().unwrap().status, 137);
+
+    // An orphan is reparented to us, and asked for only when it is gone.
+    let dir = tempfile::tempdir().unwrap();
+    let pid_file = dir.path().join("pid");
+    let script = format!("(exit 7) & echo $! > {}; exit 0", pid_file.display());
+    let (status, _) = reaper
+        .output(Command::new("sh").args(["-c", &script]))
+        .unwrap();
+    assert_eq!(status, 0);
+    let (_, exit) = reaper
+        .spawn(Command::new("sh").args([
+            "-c",
+            &format!("(sleep 0.2; exit 9) & echo $! > {}", pid_file.display()),
+        ]))
+        .unwrap();
+    exit.blocking_recv().unwrap();
+    let orphan: i32 = std::fs::read_to_string(&pid_file)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert_eq!(reaper.exit_of(orphan).blocking_recv().unwrap().status, 9);
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pipes between the shim and what an exec left running.
+//!
+//! A process that an exec left in the background still has the exec's stdio: pipes
+//! whose other ends this shim holds. CRIU restores such a pipe with nobody at the other
+//! end, and the first write would end the process. So an image notes these pipes, and a
+//! restore gives CRIU new ones for them: output is read and dropped, as nobody listens
+//! to that exec any more, and input is at its end.
+//!
+//! CRIU learns of them as it learns of the init's stdio: runc writes the names of the
+//! init's descriptors 0 to 2 into `descriptors.json` in the image, and on restore has
+//! CRIU inherit descriptor *n* for the pipe that the *n*th name says. We append to that
+//! list. (CRIU's own configuration file would be the other way, but CRIU reads it twice
+//! when it is driven by runc, and fails on the second mention of a descriptor.)
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use crab_runtime::{oci::inherited_fd, procs::Set};
+use rustix::pipe::{PipeFlags, pipe_with};
+use serde::{Deserialize, Serialize};
+use tokio::net::unix::pipe;
+
+/// One such pipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SharedPipe {
+    /// Its inode, by which CRIU knows it.
+    inode: u64,
+    /// The container writes, the shim reads.
+    output: bool,
+}
+
+/// The pipes at the descriptors of a process, with the descriptors' numbers.
+fn pipes_of(pid: &str) -> Vec<(i32, u64)> {
+    fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            let inode = target.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?;
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some((number, inode.parse().ok()?))
+        })
+        .collect()
+}
+
+/// Whether one of this process's own descriptors reads.
+fn reads(number: i32) -> bool {
+    fs::read_to_string(format!("/proc/self/fdinfo/{number}"))
+        .ok()
+        .and_then(|info| {
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            i32::from_str_radix(flags.trim(), 8).ok()
+        })
+        .is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
+}
+
+/// The pipes that processes of a container share with this shim.
+pub(crate) fn shared_with(set: &Set, init: i32) -> Vec<SharedPipe> {
+    let stdio: BTreeSet<u64> = pipes_of(&init.to_string())
+        .into_iter()
+        .filter(|(number, _)| *number <= 2)
+        .map(|(_, inode)| inode)
+        .collect();
+    let ours: BTreeMap<u64, i32> = pipes_of("self")
+        .into_iter()
+        .map(|(number, inode)| (inode, number))
+        .collect();
+    let theirs: BTreeSet<u64> = set
+        .iter()
+        .flat_map(|process| pipes_of(&process.pid.to_string()))
+        .map(|(_, inode)| inode)
+        .filter(|inode| !stdio.contains(inode))
+        .collect();
+    theirs
+        .into_iter()
+        .filter_map(|inode| {
+            let number = *ours.get(&inode)?;
+            Some(SharedPipe {
+                inode,
+                output: reads(number),
+            })
+        })
+        .collect()
+}
+
+/// The runtime's list in an image directory.
+const DESCRIPTORS: &str = "descriptors.json";
+
+/// Names the pipes to the runtime, in an image directory that is about to be
+/// restored from.
+pub(crate) fn announce(shared: &[SharedPipe], images: &Path) -> Result<()> {
+    if shared.is_empty() {
+        return Ok(());
+    }
+    let path = images.join(DESCRIPTORS);
+    let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut names: Vec<String> =
+        serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
+    names.resize(inherited_fd(0) as usize, String::new());
+    names.extend(shared.iter().map(|pipe| format!("pipe:[{}]", pipe.inode)));
+    fs::write(&path, serde_json::to_vec(&names)?)
+        .with_context(|| format!("write {}", path.display()))
+}
+
+/// Makes new pipes for those of an image: the container's ends, in order.
+pub(crate) fn renew(shared: &[SharedPipe]) -> Result<Vec<OwnedFd>> {
+    let mut ends = Vec::new();
+    for pipe in shared {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("make a pipe")?;
+        if pipe.output {
+            tokio::spawn(drain(pipe::Receiver::from_owned_fd(read)?));
+            ends.push(write);
+        } else {
+            ends.push(read);
+        }
+    }
+    Ok(ends)
+}
+
+/// Reads and drops what comes, until nobody can write any more.
+async fn drain(pipe: pipe::Receiver) {
+    let mut buffer = vec![0; 4096];
+    while pipe.readable().await.is_ok() {
+        match pipe.try_read(&mut buffer) {
+            Ok(0) => return,
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
+            _ => {}
+        }
+    }
+}
