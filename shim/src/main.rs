@@ -21,7 +21,6 @@ mod history;
 mod pipes;
 mod publish;
 mod publisher;
-mod rollback;
 mod sandbox;
 mod serve;
 mod start;

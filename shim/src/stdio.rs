@@ -121,11 +121,14 @@ struct Input {
     /// Our own writing end: the client's going away is not the end of input,
     /// only its CloseIO is.
     keep_open: std::sync::Mutex<Option<OwnedFd>>,
+    /// CloseIO has come, maybe before there was anything to close.
+    closed: AtomicBool,
 }
 
 /// What the client writes is read only once there is a process to take it.
 enum Pump {
-    Waiting(pipe::Receiver),
+    /// The FIFO, not opened yet.
+    Waiting(String),
     Running(JoinHandle<()>),
     /// The client wants no input, or it is over.
     Over,
@@ -137,24 +140,13 @@ enum InputSink {
 }
 
 impl Client {
-    /// Opens the client's FIFOs. Never waits for their other ends.
+    /// Opens the client's FIFOs, but that of the input: see
+    /// [`Self::begin_input`]. Never waits for their other ends.
     pub(crate) fn open(paths: &StdioPaths) -> Result<Arc<Self>> {
-        let mut pump = Pump::Over;
-        let mut keep_open = None;
-        if !paths.stdin.is_empty() {
-            let path = paths.stdin.strip_prefix("fifo://").unwrap_or(&paths.stdin);
-            let fifo = pipe::OpenOptions::new()
-                .open_receiver(path)
-                .with_context(|| format!("open the FIFO {path}"))?;
-            let writer = rustix::fs::open(
-                path,
-                OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-            .with_context(|| format!("open the FIFO {path} for writing"))?;
-            keep_open = Some(writer);
-            pump = Pump::Waiting(fifo);
-        }
+        let pump = match paths.stdin.as_str() {
+            "" => Pump::Over,
+            path => Pump::Waiting(path.strip_prefix("fifo://").unwrap_or(path).to_owned()),
+        };
         Ok(Arc::new(Self {
             stdout: Sink::open(&paths.stdout)?,
             // A terminal has one output.
@@ -168,7 +160,8 @@ impl Client {
             input: Input {
                 sink: Arc::default(),
                 pump: std::sync::Mutex::new(pump),
-                keep_open: std::sync::Mutex::new(keep_open),
+                keep_open: std::sync::Mutex::default(),
+                closed: AtomicBool::new(false),
             },
         }))
     }
@@ -215,10 +208,9 @@ impl Client {
         let mut current = self.input.sink.lock().await;
         let mut pump = lock(&self.input.pump);
         match std::mem::replace(&mut *pump, Pump::Over) {
-            Pump::Waiting(fifo) => {
+            Pump::Waiting(path) => {
                 *current = Some(sink);
-                let task = pump_input(fifo, self.input.sink.clone());
-                *pump = Pump::Running(tokio::spawn(task));
+                *pump = Pump::Waiting(path);
             }
             Pump::Running(task) if !task.is_finished() => {
                 *current = Some(sink);
@@ -228,11 +220,41 @@ impl Client {
         }
     }
 
+    /// The process is about to start: begins to read what the client writes.
+    ///
+    /// Not before, as the Go shim: a client whose input is short is blocked until
+    /// somebody opens its FIFO, reaches its input's end right after, and says so by
+    /// CloseIO. `ctr` can say so only once its Create or Exec has been answered.
+    pub(crate) fn begin_input(&self) -> Result<()> {
+        let mut pump = lock(&self.input.pump);
+        let Pump::Waiting(path) = &*pump else {
+            return Ok(());
+        };
+        let fifo = pipe::OpenOptions::new()
+            .open_receiver(path)
+            .with_context(|| format!("open the FIFO {path}"))?;
+        let writer = rustix::fs::open(
+            path,
+            OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .with_context(|| format!("open the FIFO {path} for writing"))?;
+        let mut keep_open = lock(&self.input.keep_open);
+        if !self.input.closed.load(Ordering::SeqCst) {
+            *keep_open = Some(writer);
+        }
+        let task = pump_input(fifo, self.input.sink.clone());
+        *pump = Pump::Running(tokio::spawn(task));
+        Ok(())
+    }
+
     /// The client's CloseIO: the process reads to the end.
     pub(crate) fn close_stdin(&self) {
         // The FIFO's last writer goes; the pump then reads its end and lets the
         // process's pipe go.
-        lock(&self.input.keep_open).take();
+        let mut keep_open = lock(&self.input.keep_open);
+        self.input.closed.store(true, Ordering::SeqCst);
+        keep_open.take();
     }
 
     /// The process is deleted: nothing more is written to the client.

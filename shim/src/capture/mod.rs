@@ -16,49 +16,36 @@
 //! Everything here blocks and runs on a thread of its own; the turns' task sees to it
 //! that there is one at a time.
 
+mod dump;
+mod roots;
+
 use std::{
-    collections::{BTreeSet, HashSet},
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::Result;
 use crab_api::tracer::Effects;
 use crab_runtime::{
     cgroup::Cgroup,
-    criu::{self, Criu},
-    files::{Change, ChangeKind, Index, Scan, Scanner, Staged, Staging},
-    mount::{Tmpfs, tmpfs_of},
-    oci::ImagePaths,
-    overlay::OverlayMount,
+    files::Staged,
     procs::{KeepAlive, Places, Set},
 };
-use crab_store::{
-    ChangedPath, Class, Cost, Digest, ProcessEntry, TmpfsImage, command_line, escape,
-};
+use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage};
 use tokio::runtime::Handle;
 
+use self::dump::entries;
+pub(crate) use self::roots::{Root, images_of, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     pipes::{self, SharedPipe},
     sandbox::Container,
-    tracer::{Tracer, Watched},
+    tracer::Tracer,
 };
 
 /// How long thawed or restored threads may take to be back where they were.
 const SETTLE: Duration = Duration::from_millis(100);
-
-/// A root that is captured: the upper directory, or a tmpfs.
-pub(crate) struct Root {
-    /// Where in the container; nothing for the root itself.
-    pub(crate) mount: Option<PathBuf>,
-    pub(crate) scanner: Arc<Scanner>,
-    pub(crate) index: Index,
-    /// The tree in the store that the index describes.
-    pub(crate) tree: Option<Digest>,
-}
 
 /// What a capture compares with.
 pub(crate) struct Capture {
@@ -124,62 +111,6 @@ pub(crate) struct StagedImage {
     pub(crate) places: Places,
     pub(crate) pipes: Vec<SharedPipe>,
     pub(crate) criu: String,
-}
-
-/// The scans of all roots, and what they found together.
-struct Scans {
-    scans: Vec<Scan>,
-    torn: bool,
-}
-
-impl Scans {
-    fn changes(&self) -> impl Iterator<Item = (usize, &Change)> {
-        self.scans
-            .iter()
-            .enumerate()
-            .flat_map(|(root, scan)| scan.changes().iter().map(move |change| (root, change)))
-    }
-
-    fn count(&self) -> usize {
-        self.changes().count()
-    }
-}
-
-/// Opens the roots of a container whose mounts are in place.
-pub(crate) fn open_roots(overlay: &OverlayMount, init: i32) -> Result<(Vec<Root>, Vec<Tmpfs>)> {
-    let mut roots = vec![Root {
-        mount: None,
-        scanner: Arc::new(Scanner::overlay(overlay)?),
-        index: Index::default(),
-        tree: None,
-    }];
-    let mounts = tmpfs_of(init)?;
-    for mount in &mounts {
-        roots.push(Root::tmpfs(init, &mount.path)?);
-    }
-    Ok((roots, mounts))
-}
-
-/// Under which names CRIU keeps these mounts' contents.
-pub(crate) fn images_of(mounts: &[Tmpfs]) -> Vec<TmpfsImage> {
-    mounts
-        .iter()
-        .map(|mount| TmpfsImage {
-            mount: mount.path.as_os_str().as_encoded_bytes().to_vec(),
-            image: mount.criu_image(),
-        })
-        .collect()
-}
-
-impl Root {
-    fn tmpfs(init: i32, at: &Path) -> Result<Self> {
-        Ok(Self {
-            scanner: Arc::new(Scanner::mounted(init as u32, at)?),
-            mount: Some(at.to_path_buf()),
-            index: Index::default(),
-            tree: None,
-        })
-    }
 }
 
 impl Capture {
@@ -259,51 +190,6 @@ impl Capture {
         if !empty {
             self.baseline = None;
         }
-    }
-
-    /// Where each root is mounted, and its tree in the store.
-    pub(crate) fn root_trees(&self) -> Vec<(Option<Vec<u8>>, Option<Digest>)> {
-        self.roots
-            .iter()
-            .map(|root| {
-                let mount = root.mount.as_deref();
-                (
-                    mount.map(|m| m.as_os_str().as_encoded_bytes().to_vec()),
-                    root.tree,
-                )
-            })
-            .collect()
-    }
-
-    /// Something was mounted or unmounted inside: what is a memory-backed mount
-    /// of the container now is captured and watched from here on.
-    fn follow_mounts(&mut self) -> Result<()> {
-        let mounts = tmpfs_of(self.init)?;
-        self.roots.retain(|root| {
-            root.mount
-                .as_ref()
-                .is_none_or(|at| mounts.iter().any(|mount| mount.path == *at))
-        });
-        for mount in &mounts {
-            let known = self
-                .roots
-                .iter()
-                .any(|root| root.mount.as_ref() == Some(&mount.path));
-            if !known {
-                self.roots.push(Root::tmpfs(self.init, &mount.path)?);
-            }
-        }
-        self.tmpfs_images = images_of(&mounts);
-        self.devices.truncate(1);
-        self.devices.extend(mounts.iter().map(|mount| mount.device));
-        let watched = Watched {
-            cgroup: self.cgroup.clone(),
-            devices: self.devices.clone(),
-        };
-        if let Err(reason) = self.async_runtime.block_on(self.tracer.watch(watched)) {
-            tracing::warn!(reason, "turns are unobserved");
-        }
-        Ok(())
     }
 
     fn nothing(&self, seen: &Seen, start: Instant) -> Taken {
@@ -478,151 +364,6 @@ impl Capture {
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
         })
     }
-
-    /// Compares every root with its index.
-    fn scan(&self, set: &Set) -> Result<Scans> {
-        // Stores to a shared mapping leave no trace in the times.
-        let forced: HashSet<Vec<u8>> = set.shared_mappings().into_iter().collect();
-        let mut scans = Vec::with_capacity(self.roots.len());
-        let mut torn = false;
-        for root in &self.roots {
-            let scan = root.scanner.scan(&root.index, &forced)?;
-            torn |= !scan.torn().is_empty();
-            scans.push(scan);
-        }
-        Ok(Scans { scans, torn })
-    }
-
-    /// Copies what changed; roots without a change only get a fresher index.
-    fn stage(&mut self, scans: Scans) -> Result<Vec<(usize, Staged)>> {
-        let config = &self.container.host.config;
-        let directory = config.store.clone();
-        let staging = Staging {
-            memory: config.checkpoints.staging_bytes / 4,
-            directory: &directory,
-        };
-        let mut staged = Vec::new();
-        for (at, scan) in scans.scans.into_iter().enumerate() {
-            let root = &mut self.roots[at];
-            if scan.changes().is_empty() && root.tree.is_some() {
-                if let Some(index) = scan.into_index() {
-                    root.index = index;
-                }
-            } else {
-                staged.push((at, root.scanner.stage(scan, &staging)?));
-            }
-        }
-        Ok(staged)
-    }
-
-    /// A changed or removed file that a process holds on to: CRIU compares them
-    /// on restore, so that the older image would not fit the newer files.
-    fn held_change(&self, scans: &Scans, set: &Set) -> Option<String> {
-        if set.is_empty() || !self.some_processes {
-            return None;
-        }
-        let held: BTreeSet<Vec<u8>> = set.references();
-        scans
-            .changes()
-            .filter(|(_, change)| change.kind != ChangeKind::Added)
-            .find(|(_, change)| held.contains(&change.path))
-            .map(|(_, change)| escape(&change.path))
-    }
-
-    fn changed_paths(&self, scans: &Scans) -> Vec<ChangedPath> {
-        scans
-            .changes()
-            .take(crab_store::MAX_CHANGED)
-            .map(|(root, change)| {
-                let mut path = self.roots[root]
-                    .mount
-                    .as_deref()
-                    .map(|mount| mount.as_os_str().as_encoded_bytes().to_vec())
-                    .unwrap_or_default();
-                path.push(b'/');
-                path.extend_from_slice(&change.path);
-                ChangedPath {
-                    change: match change.kind {
-                        ChangeKind::Added => crab_store::Change::Added,
-                        ChangeKind::Changed => crab_store::Change::Changed,
-                        ChangeKind::Removed => crab_store::Change::Removed,
-                    },
-                    path: escape(&path),
-                }
-            })
-            .collect()
-    }
-
-    /// Whether CRIU can be asked, and would do no harm.
-    fn can_dump(&self) -> Result<Criu, String> {
-        let host = &self.container.host;
-        let program = host.config.runtime.criu.clone();
-        let program = program.unwrap_or_else(|| PathBuf::from("criu"));
-        let cache = host.config.run_dir.join("criu.checked");
-        let criu = Criu::probe(&program, &cache, &host.reaper)?;
-        // With the init, keep-alive or not: a dump takes it along.
-        let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
-        match all.undumpable(self.init) {
-            Some(reason) => Err(reason),
-            None => Ok(criu),
-        }
-    }
-
-    /// What an image lacks, if anything.
-    fn left_out(&self) -> Option<String> {
-        let all = Set::of(&self.cgroup, None).ok()?;
-        let process = all.beside_init(self.init)?;
-        Some(format!(
-            "process {} ({}) is an exec that still runs, which CRIU leaves out",
-            process.pid, process.comm
-        ))
-    }
-
-    /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
-    fn dump(&self) -> Result<PathBuf> {
-        let container = &self.container;
-        let base = container.host.config.staging_dir();
-        let name = format!("{}-{}", container.id.namespace(), container.id.id());
-        let dir = base.join(name);
-        if dir.exists() {
-            // Of a dump that was never published.
-            fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
-        }
-        let paths = ImagePaths {
-            images: dir.clone(),
-            work: container.run_dir.join("dump"),
-        };
-        for path in [&paths.images, &paths.work] {
-            make_private_dir(path)?;
-        }
-        let terminal = container
-            .processes
-            .with(crate::container::INIT, |p| p.paths.terminal)
-            .unwrap_or(false);
-        let mut options = crate::turns::criu_options(terminal);
-        options.leave_running = true;
-        container
-            .runtime
-            .checkpoint(&paths, &options)
-            .map_err(|error| {
-                let _ = fs::remove_dir_all(&dir);
-                match criu::dump_error(&paths.work) {
-                    Some(reason) => anyhow!("CRIU: {reason}"),
-                    None => error.into(),
-                }
-            })?;
-        Ok(dir)
-    }
-}
-
-/// Memory images hold secrets.
-fn make_private_dir(path: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .with_context(|| format!("make {}", path.display()))
 }
 
 fn unobserved(seen: &Seen) -> Option<String> {
@@ -630,16 +371,6 @@ fn unobserved(seen: &Seen) -> Option<String> {
         Seen::Unobserved(reason) => Some(reason.clone()),
         _ => None,
     }
-}
-
-fn entries(set: &Set) -> Vec<ProcessEntry> {
-    set.iter()
-        .map(|process| ProcessEntry {
-            pid: process.pid as u32,
-            comm: process.comm.clone(),
-            cmdline: command_line(&process.args),
-        })
-        .collect()
 }
 
 /// Whole microseconds.

@@ -23,12 +23,12 @@ use crab_runtime::{
 };
 use crab_store::{JournalRecord, Manifest, RollbackRecord, SandboxStore, Trigger, TurnId};
 
+use super::{RolledBack, task::Task};
 use crate::{
     container::INIT,
     history::{Images, stage_processes},
     sandbox::{Launch, Restore, blocking, unix_ms},
     stdio::Client,
-    turns::{RolledBack, Task},
     upper::Replacement,
 };
 
@@ -46,7 +46,7 @@ struct Prepared {
 
 impl Task {
     /// Rolls back to the end of `turn`.
-    pub(crate) async fn roll_back(&mut self, turn: TurnId) -> Result<RolledBack> {
+    pub(super) async fn roll_back(&mut self, turn: TurnId) -> Result<RolledBack> {
         let start = Instant::now();
         self.finish_pending().await;
         let store = match &self.history {

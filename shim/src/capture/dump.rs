@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The process half: whether CRIU can be asked, and asking it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, anyhow};
+use crab_runtime::{
+    criu::{self, Criu},
+    oci::ImagePaths,
+    procs::Set,
+};
+use crab_store::{ProcessEntry, command_line};
+
+use super::Capture;
+use crate::{container::INIT, turns::criu_options};
+
+impl Capture {
+    /// Whether CRIU can be asked, and would do no harm.
+    pub(super) fn can_dump(&self) -> Result<Criu, String> {
+        let host = &self.container.host;
+        let program = host.config.runtime.criu.clone();
+        let program = program.unwrap_or_else(|| PathBuf::from("criu"));
+        let cache = host.config.run_dir.join("criu.checked");
+        let criu = Criu::probe(&program, &cache, &host.reaper)?;
+        // With the init, keep-alive or not: a dump takes it along.
+        let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
+        match all.undumpable(self.init) {
+            Some(reason) => Err(reason),
+            None => Ok(criu),
+        }
+    }
+
+    /// What an image lacks, if anything.
+    pub(super) fn left_out(&self) -> Option<String> {
+        let all = Set::of(&self.cgroup, None).ok()?;
+        let process = all.beside_init(self.init)?;
+        Some(format!(
+            "process {} ({}) is an exec that still runs, which CRIU leaves out",
+            process.pid, process.comm
+        ))
+    }
+
+    /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
+    pub(super) fn dump(&self) -> Result<PathBuf> {
+        let container = &self.container;
+        let base = container.host.config.staging_dir();
+        let name = format!("{}-{}", container.id.namespace(), container.id.id());
+        let dir = base.join(name);
+        if dir.exists() {
+            // Of a dump that was never published.
+            fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+        }
+        let paths = ImagePaths {
+            images: dir.clone(),
+            work: container.run_dir.join("dump"),
+        };
+        for path in [&paths.images, &paths.work] {
+            make_private_dir(path)?;
+        }
+        let terminal = container
+            .processes
+            .with(INIT, |p| p.paths.terminal)
+            .unwrap_or(false);
+        let mut options = criu_options(terminal);
+        options.leave_running = true;
+        container
+            .runtime
+            .checkpoint(&paths, &options)
+            .map_err(|error| {
+                let _ = fs::remove_dir_all(&dir);
+                match criu::dump_error(&paths.work) {
+                    Some(reason) => anyhow!("CRIU: {reason}"),
+                    None => error.into(),
+                }
+            })?;
+        Ok(dir)
+    }
+}
+
+/// Memory images hold secrets.
+fn make_private_dir(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("make {}", path.display()))
+}
+
+pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {
+    set.iter()
+        .map(|process| ProcessEntry {
+            pid: process.pid as u32,
+            comm: process.comm.clone(),
+            cmdline: command_line(&process.args),
+        })
+        .collect()
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The container of this shim: what containerd's calls do to it.
+//!
+//! Owns the bundle, the runtime, the root's mounts and the network namespace.
+//! Its processes' states are in [`crate::container`], its turns, checkpoints and
+//! rollbacks in [`crate::turns`]: this file only says when those begin.
+//!
+//! Every call of the runtime runs on a thread of its own kind; none holds a lock.
+
+mod requests;
+mod start;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::SystemTime,
+};
+
+use anyhow::{Context, Result, anyhow};
+use containerd_shim_protos::{
+    api::CreateTaskRequest,
+    events::task as events,
+    protobuf::{Message, MessageField},
+    shim::oci::Options,
+};
+use crab_api::paths;
+use crab_config::Config;
+use crab_runtime::{
+    cgroup::Cgroup,
+    mount::{MountRequest, mount_request, unmount_all},
+    netns,
+    oci::Runtime,
+    reaper::Reaper,
+};
+use crab_store::SandboxId;
+
+pub(crate) use self::start::{Launch, Restore};
+use crate::{
+    bundle::Bundle,
+    container::{INIT, Phase, Process, Processes},
+    history::{self, Beginning, Images},
+    publisher::Publisher,
+    stdio::{Client, StdioPaths},
+    turns::{self, Turns},
+};
+
+/// Where runc keeps its state if the client names no place; the Go shim's.
+const RUNC_ROOT: &str = "/run/containerd/runc";
+
+/// What every container of this shim shares.
+pub(crate) struct Host {
+    pub(crate) config: Config,
+    pub(crate) reaper: Reaper,
+    pub(crate) publisher: Publisher,
+    pub(crate) namespace: String,
+    /// `unix://...`, where `crab` reaches this shim.
+    pub(crate) address: String,
+}
+
+/// Why a container could not be created.
+pub(crate) enum CreateFailure {
+    /// The request makes no sense.
+    Argument(anyhow::Error),
+    /// It could not be done.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for CreateFailure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// One container.
+pub(crate) struct Container {
+    pub(crate) host: Arc<Host>,
+    pub(crate) id: SandboxId,
+    pub(crate) bundle: Bundle,
+    pub(crate) runtime: Runtime,
+    pub(crate) processes: Arc<Processes>,
+    /// What `crab` and this shim keep of it in the run directory.
+    pub(crate) run_dir: PathBuf,
+    /// The network namespace that this shim holds for it.
+    pub(crate) netns: Option<PathBuf>,
+    cgroup: Mutex<Option<Cgroup>>,
+    /// How the init begins: set by Create, used by Start.
+    beginning: Mutex<Option<Beginning>>,
+    turns: OnceLock<Turns>,
+}
+
+/// Runs something that blocks off the async threads.
+pub(crate) async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(f)
+        .await
+        .map_err(|e| anyhow!("a worker thread panicked: {e}"))?
+}
+
+fn runtime_options(req: &CreateTaskRequest) -> Result<Options, CreateFailure> {
+    match req.options.as_ref() {
+        Some(any) if any.type_url.ends_with("containerd.runc.v1.Options") => {
+            Options::parse_from_bytes(&any.value).map_err(|e| CreateFailure::Argument(e.into()))
+        }
+        _ => Ok(Options::default()),
+    }
+}
+
+impl Container {
+    /// Creates a container: mounts its root, makes its network namespace, and
+    /// has the runtime set up everything but its program.
+    pub(crate) async fn create(
+        host: &Arc<Host>,
+        req: CreateTaskRequest,
+    ) -> Result<Arc<Self>, CreateFailure> {
+        let options = runtime_options(&req)?;
+        let id: SandboxId = format!("{}/{}", host.namespace, req.id)
+            .parse()
+            .map_err(|e: crab_store::IdError| CreateFailure::Argument(e.into()))?;
+        let bundle = Bundle::open(Path::new(&req.bundle)).map_err(CreateFailure::Argument)?;
+        let config = &host.config;
+        let run_dir = paths::sandbox_dir(&config.run_dir, &host.namespace, &req.id);
+        let netns = bundle.wants_own_netns().then(|| run_dir.join("netns"));
+        let program = match options.binary_name.as_str() {
+            "" => config.runtime.binary.clone(),
+            name => name.into(),
+        };
+        let root = match options.root.as_str() {
+            "" => Path::new(RUNC_ROOT),
+            root => Path::new(root),
+        };
+        let runtime = Runtime {
+            program,
+            root: root.join(&host.namespace),
+            id: req.id.clone(),
+            bundle: bundle.dir().to_path_buf(),
+            systemd_cgroup: options.systemd_cgroup,
+            no_pivot: options.no_pivot_root,
+            reaper: host.reaper.clone(),
+        };
+        let stdio = StdioPaths {
+            stdin: req.stdin.clone(),
+            stdout: req.stdout.clone(),
+            stderr: req.stderr.clone(),
+            terminal: req.terminal,
+        };
+        let client = Client::open(&stdio).map_err(CreateFailure::Argument)?;
+        let container = Arc::new(Self {
+            host: host.clone(),
+            id,
+            processes: Arc::new(Processes::new(req.id.clone(), host.publisher.clone())),
+            run_dir,
+            netns,
+            cgroup: Mutex::default(),
+            beginning: Mutex::default(),
+            turns: OnceLock::new(),
+            bundle,
+            runtime,
+        });
+        match container.set_up(&req, &stdio, client).await {
+            Ok(()) => Ok(container),
+            Err(error) => {
+                let this = container.clone();
+                if let Err(left) = blocking(move || this.tear_down()).await {
+                    tracing::warn!(error = %format!("{left:#}"), "left behind by a failed create");
+                }
+                Err(CreateFailure::Failed(error))
+            }
+        }
+    }
+
+    async fn set_up(
+        self: &Arc<Self>,
+        req: &CreateTaskRequest,
+        paths: &StdioPaths,
+        client: Arc<Client>,
+    ) -> Result<()> {
+        let this = self.clone();
+        let mounts: Vec<MountRequest> = req
+            .rootfs
+            .iter()
+            .map(|m| MountRequest {
+                kind: m.type_.clone(),
+                source: m.source.clone(),
+                target: m.target.clone(),
+                options: m.options.clone(),
+            })
+            .collect();
+        let mut beginning = blocking(move || {
+            this.prepare(&mounts)?;
+            history::open(&this, &mounts)
+        })
+        .await?;
+        if !req.checkpoint.is_empty() {
+            beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
+        }
+        let pid = if beginning.images.is_some() {
+            // As the Go shim: Create records, Start restores.
+            None
+        } else {
+            let (pid, terminal) = self.launch(&client, Launch::Create).await?;
+            self.adopt(pid)?;
+            Some((pid, terminal))
+        };
+        let mut process = Process::new(
+            Phase::Created(pid.as_ref().map(|(pid, _)| *pid)),
+            paths.clone(),
+            Some(client),
+        );
+        let pid = pid.map_or(0, |(pid, terminal)| {
+            process.terminal = terminal;
+            pid
+        });
+        self.processes.created(
+            process,
+            events::TaskCreate {
+                container_id: req.id.clone(),
+                bundle: req.bundle.clone(),
+                rootfs: req.rootfs.clone(),
+                io: MessageField::some(events::TaskIO {
+                    stdin: req.stdin.clone(),
+                    stdout: req.stdout.clone(),
+                    stderr: req.stderr.clone(),
+                    terminal: req.terminal,
+                    ..Default::default()
+                }),
+                checkpoint: req.checkpoint.clone(),
+                pid: pid as u32,
+                ..Default::default()
+            },
+        );
+        if pid != 0 {
+            self.watch_exit(INIT, pid);
+        }
+        let turns = turns::start(self.clone());
+        let _ = self.turns.set(turns);
+        *self
+            .beginning
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(beginning);
+        Ok(())
+    }
+
+    /// Everything that must be there before the runtime is called.
+    fn prepare(&self, mounts: &[MountRequest]) -> Result<()> {
+        fs::create_dir_all(&self.run_dir)
+            .with_context(|| format!("make {}", self.run_dir.display()))?;
+        fs::create_dir_all(&self.runtime.root)
+            .with_context(|| format!("make {}", self.runtime.root.display()))?;
+        fs::write(self.run_dir.join("address"), &self.host.address)
+            .context("write the shim's address for crab")?;
+        // For `delete`, which is told nothing but the bundle.
+        fs::write(
+            self.bundle.dir().join("runtime"),
+            self.runtime.program.as_os_str().as_encoded_bytes(),
+        )?;
+        fs::write(
+            self.bundle.dir().join("runtime-root"),
+            self.runtime.root.as_os_str().as_encoded_bytes(),
+        )?;
+        if let Some(netns) = &self.netns {
+            netns::create(netns)?;
+        }
+        self.write_config(false)?;
+        for mount in mounts {
+            mount_request(mount, self.bundle.rootfs())?;
+        }
+        Ok(())
+    }
+
+    /// Writes what the runtime reads; `again` after a rollback.
+    pub(crate) fn write_config(&self, again: bool) -> Result<()> {
+        self.bundle.write_config(self.netns.as_deref(), again)
+    }
+
+    /// Undoes [`Self::prepare`] and the runtime's `create`.
+    fn tear_down(&self) -> Result<()> {
+        if let Some(cgroup) = self.cgroup() {
+            // A frozen process does not die.
+            let _ = cgroup.thaw();
+        }
+        let deleted = self.runtime.delete();
+        unmount_all(&self.bundle.dir().join("rootfs"))?;
+        if let Some(netns) = &self.netns {
+            netns::remove(netns)?;
+        }
+        match fs::remove_dir_all(&self.run_dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("remove {}", self.run_dir.display()));
+            }
+            _ => {}
+        }
+        Ok(deleted?)
+    }
+
+    /// Takes note of the container's cgroup, once it has a process.
+    pub(crate) fn adopt(&self, pid: i32) -> Result<()> {
+        let cgroup = Cgroup::of_process(pid)?;
+        *self.cgroup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cgroup);
+        Ok(())
+    }
+
+    /// The container's cgroup.
+    pub(crate) fn cgroup(&self) -> Option<Cgroup> {
+        self.cgroup
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// The turns of this container; set from Create on.
+    pub(crate) fn turns(&self) -> Option<&Turns> {
+        self.turns.get()
+    }
+}
+
+/// Milliseconds since the Unix epoch.
+pub(crate) fn unix_ms(at: SystemTime) -> u64 {
+    at.duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis() as u64)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a client asks of a container that is there.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use anyhow::{Context, Result, anyhow, bail};
+use containerd_shim_protos::{
+    events::task as events, shim::oci::CheckpointOptions as ApiCheckpointOptions,
+};
+use crab_runtime::{
+    criu,
+    oci::{CheckpointOptions, ImagePaths},
+    reaper::Exit,
+};
+
+use super::{Container, blocking};
+use crate::{
+    container::{INIT, Phase, StateError},
+    publisher::Event,
+};
+
+/// Where containerd's own checkpoint goes if the client names no place.
+const IMAGES_OF_CLIENT: &str = "checkpoint";
+
+impl Container {
+    /// Sends a signal to a process, or to all of the container.
+    pub(crate) async fn kill(&self, exec: &str, signal: i32, all: bool) -> ttrpc::Result<()> {
+        let phase = self.processes.with(exec, |p| p.phase)?;
+        let refuse = |verb| {
+            ttrpc::Error::from(StateError::NotFound {
+                what: verb,
+                id: if exec == INIT {
+                    self.id.to_string()
+                } else {
+                    exec.into()
+                },
+            })
+        };
+        let pid = match phase {
+            Phase::Created(None) | Phase::Starting => return Err(refuse("process")),
+            Phase::Stopped(..) => return Err(refuse("running process")),
+            phase => phase.pid(),
+        };
+        let mut targets = vec![pid];
+        if all && exec == INIT {
+            targets = self
+                .cgroup()
+                .and_then(|cgroup| cgroup.processes().ok())
+                .unwrap_or(targets);
+        }
+        for target in targets {
+            send_signal(target, signal)
+                .map_err(|e| crate::task::refuse(ttrpc::Code::UNKNOWN, e))?;
+        }
+        if signal == libc::SIGKILL
+            && matches!(phase, Phase::Paused(_))
+            && let Some(cgroup) = self.cgroup()
+        {
+            // A frozen process dies only when it is thawed.
+            let _ = blocking(move || Ok(cgroup.thaw()?)).await;
+        }
+        Ok(())
+    }
+
+    /// Removes a process that has ended; with the init goes the container.
+    pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Exit)> {
+        if exec != INIT {
+            if let Ok(Some(client)) = self.processes.with(exec, |p| p.client.take()) {
+                client.detach();
+            }
+            return Ok(self.processes.delete(exec)?);
+        }
+        match self.processes.init()? {
+            Phase::Created(_) | Phase::Stopped(..) => {}
+            _ => return Ok(self.processes.delete(INIT)?),
+        }
+        if let Some(turns) = self.turns() {
+            turns.close().await;
+        }
+        let this = self.clone();
+        blocking(move || this.tear_down())
+            .await
+            .map_err(crate::task::unknown)?;
+        let gone = self.processes.delete(INIT)?;
+        Ok(gone)
+    }
+
+    pub(crate) async fn pause(&self) -> ttrpc::Result<()> {
+        self.processes.set_paused(true)?;
+        let cgroup = self.cgroup();
+        let limit = self.host.config.runtime.freeze_timeout();
+        let frozen = blocking(move || {
+            let cgroup = cgroup.context("the container has no cgroup")?;
+            // Stays frozen: the guard is for captures.
+            std::mem::forget(cgroup.freeze(limit)?);
+            Ok(())
+        })
+        .await;
+        frozen.map_err(|error| {
+            let _ = self.processes.set_paused(false);
+            crate::task::unknown(error)
+        })
+    }
+
+    pub(crate) async fn resume(&self) -> ttrpc::Result<()> {
+        match self.processes.init()? {
+            Phase::Paused(_) => {}
+            // Refused with the right words.
+            _ => return Ok(self.processes.set_paused(false)?),
+        }
+        let cgroup = self.cgroup();
+        blocking(move || Ok(cgroup.context("the container has no cgroup")?.thaw()?))
+            .await
+            .map_err(crate::task::unknown)?;
+        Ok(self.processes.set_paused(false)?)
+    }
+
+    /// containerd's own Checkpoint: a CRIU image where the client wants it.
+    pub(crate) async fn standard_checkpoint(
+        self: &Arc<Self>,
+        path: &str,
+        api: &ApiCheckpointOptions,
+    ) -> Result<()> {
+        if !matches!(self.processes.init()?, Phase::Running(_) | Phase::Paused(_)) {
+            bail!("the container is not running");
+        }
+        let images = match (api.image_path.as_str(), path) {
+            ("", "") => self.bundle.dir().join(IMAGES_OF_CLIENT),
+            ("", path) => PathBuf::from(path),
+            (image_path, _) => PathBuf::from(image_path),
+        };
+        let work = match api.work_path.as_str() {
+            "" => self.run_dir.join("standard-checkpoint"),
+            work => PathBuf::from(work),
+        };
+        let options = CheckpointOptions {
+            leave_running: !api.exit,
+            tcp_established: api.open_tcp,
+            ext_unix_sk: api.external_unix_sockets,
+            file_locks: api.file_locks,
+            shell_job: api.terminal,
+        };
+        let runtime = self.runtime.clone();
+        let checkpoint = images.display().to_string();
+        blocking(move || {
+            fs::create_dir_all(&work)?;
+            let paths = ImagePaths { images, work };
+            runtime.checkpoint(&paths, &options).map_err(|error| {
+                match criu::dump_error(&paths.work) {
+                    Some(reason) => anyhow!("{error}; CRIU: {reason}"),
+                    None => error.into(),
+                }
+            })
+        })
+        .await?;
+        self.processes
+            .publish(Event::Checkpointed(events::TaskCheckpointed {
+                container_id: self.runtime.id.clone(),
+                checkpoint,
+                ..Default::default()
+            }));
+        Ok(())
+    }
+
+    /// New resource limits, as OCI JSON.
+    pub(crate) async fn update(&self, resources: Vec<u8>) -> Result<()> {
+        let file = self.run_dir.join("resources.json");
+        let runtime = self.runtime.clone();
+        blocking(move || {
+            fs::write(&file, resources)?;
+            let updated = runtime.update(&file);
+            let _ = fs::remove_file(&file);
+            Ok(updated?)
+        })
+        .await
+    }
+}
+
+/// kill(2); a process that is gone already is no error.
+fn send_signal(pid: i32, signal: i32) -> std::io::Result<()> {
+    if pid <= 0 {
+        // These address groups of processes.
+        return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    // SAFETY: kill takes plain numbers. The pid is of a child that only this
+    // process reaps, or of a cgroup of ours.
+    let sent = unsafe { libc::kill(pid, signal) };
+    match std::io::Error::last_os_error() {
+        error if sent != 0 && error.raw_os_error() != Some(libc::ESRCH) => Err(error),
+        _ => Ok(()),
+    }
+}

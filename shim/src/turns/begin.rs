@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How turns begin: with a container that is created, or was restored.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use crab_runtime::{
+    files::{Index, apply},
+    overlay::OverlayMount,
+    procs::{KeepAlive, Places, Set},
+};
+use crab_store::{
+    Digest, JournalRecord, Manifest, ObjectReader, ProcessRef, RestoreRequest, RollbackRecord,
+    SandboxWriter, Trigger, TurnId, command_line,
+};
+use tokio::runtime::Handle;
+
+use super::task::{History, Open, Task};
+use crate::{
+    capture::{Capture, images_of, open_roots},
+    history::{Beginning, Ledger, Restored},
+    publish::PLACES,
+    sandbox::{blocking, unix_ms},
+    tracer::Watched,
+};
+
+/// How long a restored container's threads may take to be back where they were
+/// when they were dumped.
+const SETTLE: Duration = Duration::from_millis(200);
+
+impl Task {
+    /// The container exists, its program does not run yet (or was restored).
+    pub(super) async fn before_start(&mut self, beginning: Beginning) -> Result<()> {
+        let Beginning { images, ledger } = beginning;
+        let ledger = match ledger {
+            Ok(ledger) => ledger,
+            Err(reason) => {
+                tracing::warn!(reason, "this sandbox has no checkpoints");
+                self.tell(|status| status.unobserved = Some(reason.clone()));
+                self.history = Err(reason);
+                return Ok(());
+            }
+        };
+        let Ledger {
+            writer,
+            overlay,
+            restored,
+        } = ledger;
+        let fresh = images.is_none();
+        let version = restored.as_ref().map(|r| r.manifest.clone());
+        let (restored, upper) = match restored {
+            Some(Restored {
+                request,
+                manifest,
+                upper,
+            }) => (Some((request, manifest)), Some(upper)),
+            None => (None, None),
+        };
+        let capture = self
+            .look_at(&writer, &overlay, version.as_ref(), upper, fresh)
+            .await?;
+        let next = writer.store().next_turn()?;
+        self.history = Ok(History {
+            writer: Arc::new(writer),
+            capture: Some(capture),
+            version: version.clone(),
+            next,
+            pending: None,
+        });
+        match restored {
+            Some((request, manifest)) => self.note_restore(request, &manifest),
+            None => {
+                let command = command_line(self.container.bundle.args());
+                let open = Open::new(next, command, Duration::ZERO);
+                if let Err(error) = self.boundary(open, Trigger::Start, true).await {
+                    // The container starts nevertheless; the next turn tries again.
+                    tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_restore(&mut self, request: RestoreRequest, manifest: &Manifest) {
+        if let Ok(history) = &mut self.history {
+            let from = TurnId(history.next.0.saturating_sub(1));
+            let now = unix_ms(SystemTime::now());
+            history.append(JournalRecord::Restore(RollbackRecord {
+                at_ms: now,
+                from,
+                asked: request.turn,
+                checkpoint: manifest.turn,
+                processes: manifest.processes.is_some(),
+                took_us: now.saturating_sub(request.requested_ms) * 1000,
+            }));
+        }
+        let checkpoint = manifest.turn;
+        self.tell(|status| {
+            status.checkpoint = Some(checkpoint);
+            status.turn = checkpoint.0;
+        });
+    }
+
+    /// Opens what captures look at, and begins to watch it. With a checkpoint,
+    /// the files are that checkpoint's already, and `upper` is their index from
+    /// before anything ran; where the container is `fresh` (not restored by CRIU)
+    /// the memory-backed mounts are made so now.
+    pub(super) async fn look_at(
+        &self,
+        writer: &SandboxWriter,
+        overlay: &OverlayMount,
+        version: Option<&Manifest>,
+        upper: Option<Index>,
+        fresh: bool,
+    ) -> Result<Capture> {
+        let cgroup = self
+            .container
+            .cgroup()
+            .context("the container has no cgroup")?;
+        let init = self.container.init_pid()?;
+        let reader = version
+            .map(|manifest| writer.store().reader(manifest))
+            .transpose()?;
+        let version = version.cloned();
+        let mut upper = upper;
+        let overlay = overlay.clone();
+        let device = overlay.dev;
+        let (roots, mounts) = blocking(move || {
+            let (mut roots, mounts) = open_roots(&overlay, init)?;
+            if let (Some(manifest), Some(reader)) = (&version, &reader) {
+                for root in &mut roots {
+                    let Some(digest) = tree_of(manifest, root.mount.as_deref()) else {
+                        continue;
+                    };
+                    if root.mount.is_none()
+                        && let Some(index) = upper.take()
+                    {
+                        root.index = index;
+                        root.tree = Some(digest);
+                        continue;
+                    }
+                    let tree = reader.tree(digest)?;
+                    if fresh && root.mount.is_some() {
+                        apply(&tree, reader, root.scanner.root())?;
+                    }
+                    match root.scanner.index_restored(&tree) {
+                        Ok(index) => {
+                            root.index = index;
+                            root.tree = Some(digest);
+                        }
+                        // Then the next look reads it all again.
+                        Err(error) => tracing::warn!(%error, "a restored root differs"),
+                    }
+                }
+            }
+            Ok((roots, mounts))
+        })
+        .await?;
+        let mut devices = vec![device];
+        devices.extend(mounts.iter().map(|mount| mount.device));
+        let base = self
+            .tracer
+            .watch(Watched {
+                cgroup: cgroup.clone(),
+                devices: devices.clone(),
+            })
+            .await;
+        if let Err(reason) = &base {
+            tracing::warn!(reason, "turns are unobserved");
+        }
+        Ok(Capture {
+            container: self.container.clone(),
+            tracer: self.tracer.clone(),
+            roots,
+            tmpfs_images: images_of(&mounts),
+            devices,
+            cgroup,
+            init,
+            keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
+            base: base.ok(),
+            baseline: None,
+            some_processes: false,
+            unseen: false,
+            // Restored processes have run before the watch began.
+            owed: !fresh,
+            async_runtime: Handle::current(),
+        })
+    }
+
+    pub(super) async fn after_start(&mut self, restored: bool) -> Result<()> {
+        let Ok(history) = &mut self.history else {
+            return Ok(());
+        };
+        let Some(mut capture) = history.capture.take() else {
+            return Ok(());
+        };
+        let processes = history.version.as_ref().and_then(|v| v.processes);
+        let store = history.writer.store().clone();
+        let version = history.version.clone();
+        let (capture, recorded) = blocking(move || {
+            let recorded = (|| -> Result<()> {
+                match (restored, processes, version) {
+                    (true, Some(processes), Some(version)) => {
+                        let places = places_of(&store.reader(&version)?, processes)?;
+                        capture.some_processes = true;
+                        capture.baseline = Set::settle(
+                            &capture.cgroup,
+                            capture.keep_alive.as_ref(),
+                            &places,
+                            SETTLE,
+                        )?;
+                    }
+                    // A keep-alive init leaves nothing to record; any other has just
+                    // begun, and the first turn's end takes it as it is then.
+                    _ if capture.keep_alive.is_some() => {
+                        capture.baseline = Some(Set::default());
+                    }
+                    _ => {}
+                }
+                Ok(())
+            })();
+            Ok((capture, recorded))
+        })
+        .await?;
+        if let Ok(history) = &mut self.history {
+            history.capture = Some(capture);
+        }
+        recorded
+    }
+}
+
+fn places_of(reader: &ObjectReader, processes: ProcessRef) -> Result<Places> {
+    let image = reader.process_image(processes.digest)?;
+    let text = image.extra.get(PLACES).context("the image has no places")?;
+    Ok(serde_json::from_str(text)?)
+}
+
+/// The tree of a root in a checkpoint.
+fn tree_of(manifest: &Manifest, mount: Option<&Path>) -> Option<Digest> {
+    match mount {
+        None => Some(manifest.files.upper),
+        Some(mount) => manifest
+            .files
+            .tmpfs
+            .iter()
+            .find(|tmpfs| tmpfs.mount == mount.as_os_str().as_encoded_bytes())
+            .map(|tmpfs| tmpfs.tree),
+    }
+}

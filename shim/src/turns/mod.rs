@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One task owns a sandbox's turns, and with them its checkpoints.
+//!
+//! ```text
+//! exec starts --Begin--> [ open turn ] <--Begin-- further execs
+//! exec ends   --Ended--> last one? --boundary--> take --stage--> publish (behind)
+//! ```
+//! While a boundary is being looked at, or a rollback is under way, messages wait:
+//! that is the gate. A begin that waits longer than the configured limit goes on
+//! regardless; the capture then either was frozen over it, or notices by the
+//! counters.
+//!
+//! A container without checkpoints (a root that is no overlay, a store that cannot
+//! be written) has this task too: it lets every exec through, and gives the reason
+//! to whoever asks.
+
+mod begin;
+mod record;
+mod rollback;
+mod task;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow};
+use crab_runtime::oci::CheckpointOptions;
+use crab_store::{Class, Cost, TurnId, command_line};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use self::task::Task;
+use crate::{history::Beginning, sandbox::Container, tracer::Tracer};
+
+/// What CRIU is told of the surroundings, for dumps and restores of ours.
+pub(crate) fn criu_options(terminal: bool) -> CheckpointOptions {
+    CheckpointOptions {
+        leave_running: false,
+        tcp_established: true,
+        ext_unix_sk: true,
+        file_locks: true,
+        shell_job: terminal,
+    }
+}
+
+/// What a checkpoint on demand gave.
+#[derive(Debug)]
+pub(crate) struct Checkpointed {
+    pub(crate) turn: TurnId,
+    pub(crate) class: Class,
+    pub(crate) degraded: Option<String>,
+    pub(crate) cost: Cost,
+}
+
+/// What a rollback did.
+#[derive(Debug)]
+pub(crate) struct RolledBack {
+    pub(crate) checkpoint: TurnId,
+    pub(crate) processes: bool,
+    pub(crate) pid: i32,
+    pub(crate) took: Duration,
+}
+
+enum Message {
+    Begin {
+        exec: String,
+        command: String,
+        at: Instant,
+        go: oneshot::Sender<()>,
+    },
+    Ended {
+        exec: String,
+        exit: Option<u32>,
+    },
+    BeforeStart {
+        beginning: Box<Beginning>,
+        done: oneshot::Sender<Result<()>>,
+    },
+    AfterStart {
+        restored: bool,
+        done: oneshot::Sender<()>,
+    },
+    Checkpoint(oneshot::Sender<Result<Checkpointed>>),
+    Rollback(TurnId, oneshot::Sender<Result<RolledBack>>),
+    Close(oneshot::Sender<()>),
+}
+
+/// What can be asked at any time, without waiting.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Status {
+    pub(crate) turn: u64,
+    pub(crate) open: bool,
+    pub(crate) capturing: bool,
+    pub(crate) checkpoint: Option<TurnId>,
+    pub(crate) unobserved: Option<String>,
+}
+
+/// The front of the task.
+pub(crate) struct Turns {
+    messages: mpsc::UnboundedSender<Message>,
+    status: Arc<Mutex<Status>>,
+    max_gate: Duration,
+}
+
+/// Starts the task of a container that is created.
+pub(crate) fn start(container: Arc<Container>) -> Turns {
+    let (messages, rx) = mpsc::unbounded_channel();
+    let status = Arc::new(Mutex::new(Status::default()));
+    let max_gate = container.host.config.checkpoints.max_gate();
+    let tracer = Arc::new(Tracer::new(
+        container.host.clone(),
+        container.id.to_string(),
+    ));
+    let task = Task::new(container, tracer, status.clone());
+    tokio::spawn(task.run(rx));
+    Turns {
+        messages,
+        status,
+        max_gate,
+    }
+}
+
+impl Turns {
+    fn send(&self, message: Message) {
+        // The task lives as long as its senders.
+        let _ = self.messages.send(message);
+    }
+
+    async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T>>) -> Message,
+    ) -> Result<T> {
+        let (reply, answer) = oneshot::channel();
+        self.send(message(reply));
+        answer
+            .await
+            .map_err(|_| anyhow!("the sandbox is being deleted"))?
+    }
+
+    /// An exec is about to start: waits until no capture holds the sandbox.
+    pub(crate) async fn begin(&self, exec: &str, process_spec: &[u8]) {
+        let (go, wait) = oneshot::channel();
+        self.send(Message::Begin {
+            exec: exec.into(),
+            command: command_of(process_spec),
+            at: Instant::now(),
+            go,
+        });
+        if timeout(self.max_gate, wait).await.is_err() {
+            tracing::warn!(exec, "the gate was held for too long; the exec goes on");
+        }
+    }
+
+    /// An exec has ended, or did not start (no exit status).
+    pub(crate) fn ended(&self, exec: &str, exit: Option<u32>) {
+        self.send(Message::Ended {
+            exec: exec.into(),
+            exit,
+        });
+    }
+
+    /// Between the runtime's create and start (or after a restore).
+    pub(crate) async fn before_start(&self, beginning: Beginning) -> Result<()> {
+        self.ask(|done| Message::BeforeStart {
+            beginning: Box::new(beginning),
+            done,
+        })
+        .await
+    }
+
+    /// The init runs.
+    pub(crate) async fn after_start(&self, restored: bool) {
+        let (done, wait) = oneshot::channel();
+        self.send(Message::AfterStart { restored, done });
+        let _ = wait.await;
+    }
+
+    /// Takes a checkpoint now, if anything has changed.
+    pub(crate) async fn checkpoint(&self) -> Result<Checkpointed> {
+        self.ask(Message::Checkpoint).await
+    }
+
+    /// Brings the live sandbox back to the end of a turn.
+    pub(crate) async fn roll_back(&self, turn: TurnId) -> Result<RolledBack> {
+        self.ask(|reply| Message::Rollback(turn, reply)).await
+    }
+
+    /// Ends the watch, and waits until everything staged is published.
+    pub(crate) async fn close(&self) {
+        let (done, wait) = oneshot::channel();
+        self.send(Message::Close(done));
+        let _ = wait.await;
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// The command of an OCI process specification, as one line.
+fn command_of(spec: &[u8]) -> String {
+    serde_json::from_slice::<serde_json::Value>(spec)
+        .ok()
+        .and_then(|spec| {
+            let args = spec.get("args")?.as_array()?;
+            let args: Vec<&str> = args.iter().filter_map(|arg| arg.as_str()).collect();
+            Some(command_line(&args))
+        })
+        .unwrap_or_default()
+}

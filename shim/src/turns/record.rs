@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A boundary: have the sandbox looked at, and write down what came of it.
+//!
+//! A checkpoint that is taken is published behind the next turn; its record is
+//! written when it is in the store, so that a record never promises what is not
+//! there.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, anyhow, bail};
+use crab_store::{CaptureFailed, Class, Cost, JournalRecord, Trigger, TurnRecord};
+
+use super::{
+    Checkpointed,
+    task::{History, Open, Pending, Task},
+};
+use crate::{
+    capture::{Taken, micros},
+    publish::{Publication, Published},
+    sandbox::unix_ms,
+};
+
+impl Task {
+    /// Looks at the sandbox, takes what is needed, and writes the turn down.
+    /// With `always`, also a turn that needs nothing.
+    pub(super) async fn boundary(
+        &mut self,
+        open: Open,
+        trigger: Trigger,
+        always: bool,
+    ) -> Result<Checkpointed> {
+        self.finish_pending().await;
+        let history = match &mut self.history {
+            Ok(history) => history,
+            Err(reason) => bail!("{reason}"),
+        };
+        let mut record = TurnRecord {
+            turn: open.turn,
+            trigger,
+            command: open.command,
+            began_ms: unix_ms(open.began),
+            ended_ms: unix_ms(SystemTime::now()),
+            exit: open.exit,
+            class: Class::None,
+            reason: String::new(),
+            unobserved: None,
+            checkpoint: None,
+            degraded: None,
+            cost: Cost::default(),
+            files_changed: 0,
+            changed: Vec::new(),
+        };
+        let capture = history.capture.take();
+        self.tell(|status| status.capturing = true);
+        let taken = match capture {
+            None => Err(anyhow!("the sandbox has not begun")),
+            Some(mut capture) => {
+                let worked = tokio::task::spawn_blocking(move || {
+                    let taken = match trigger {
+                        Trigger::Start => capture.take_initial(),
+                        _ => capture.take(),
+                    };
+                    (capture, taken)
+                })
+                .await;
+                match worked {
+                    Ok((capture, taken)) => {
+                        if let Ok(history) = &mut self.history {
+                            history.capture = Some(capture);
+                        }
+                        taken
+                    }
+                    Err(panic) => Err(anyhow!("the capture panicked: {panic}")),
+                }
+            }
+        };
+        self.tell(|status| status.capturing = false);
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.give_up(record, &format!("{error:#}"));
+                return Err(error);
+            }
+        };
+        self.tell(|status| status.unobserved = taken.unobserved.clone());
+        record.cost.gate_us = micros(open.gate);
+        self.record(record, taken, always)
+    }
+
+    pub(super) fn record(
+        &mut self,
+        mut record: TurnRecord,
+        taken: Taken,
+        always: bool,
+    ) -> Result<Checkpointed> {
+        let gate_us = record.cost.gate_us;
+        record.class = taken.class;
+        record.reason = taken.reason;
+        record.unobserved = taken.unobserved;
+        record.cost = Cost {
+            gate_us,
+            ..taken.cost
+        };
+        record.files_changed = taken.files_changed;
+        record.changed = taken.changed;
+        let history = match &mut self.history {
+            Ok(history) => history,
+            Err(reason) => bail!("{reason}"),
+        };
+        let mut answer = Checkpointed {
+            turn: record.turn,
+            class: record.class,
+            degraded: taken.degraded.clone(),
+            cost: record.cost,
+        };
+        if always || taken.staged.is_some() {
+            history.next = history.next.max(record.turn.next());
+        }
+        let Some(staged) = taken.staged else {
+            let version = history.version.as_ref();
+            record.checkpoint = version.map(|v| v.turn);
+            record.degraded = version.and_then(|v| v.degraded.clone());
+            answer.degraded = record.degraded.clone();
+            if always {
+                history.append(JournalRecord::Turn(record));
+            } else {
+                // Not a turn: its number was not used.
+                answer.turn = record.checkpoint.unwrap_or(record.turn);
+            }
+            return Ok(answer);
+        };
+        record.degraded = taken.degraded.clone();
+        let Some(capture) = &history.capture else {
+            bail!("the sandbox has not begun");
+        };
+        let publication = Publication {
+            writer: history.writer.clone(),
+            sandbox: self.container.id.clone(),
+            turn: record.turn,
+            class: record.class,
+            degraded: taken.degraded,
+            spec: self.container.bundle.original().to_vec(),
+            runtime: self.container.runtime.program.display().to_string(),
+            parent: history.version.clone(),
+            roots: capture.root_trees(),
+            tmpfs_images: capture.tmpfs_images.clone(),
+            staged,
+        };
+        history.pending = Some(Pending {
+            record,
+            task: tokio::task::spawn_blocking(move || publication.publish()),
+            started: Instant::now(),
+        });
+        Ok(answer)
+    }
+
+    /// Waits until the checkpoint that is on its way is in the store, or failed.
+    pub(super) async fn finish_pending(&mut self) {
+        let task = match &mut self.history {
+            Ok(History {
+                pending: Some(pending),
+                ..
+            }) => &mut pending.task,
+            _ => return,
+        };
+        let result = task.await;
+        self.settle_pending(result);
+    }
+
+    pub(super) fn settle_pending(
+        &mut self,
+        result: Result<Result<Published>, tokio::task::JoinError>,
+    ) {
+        let Ok(history) = &mut self.history else {
+            return;
+        };
+        let Some(pending) = history.pending.take() else {
+            return;
+        };
+        let result = result
+            .map_err(|panic| anyhow!("the publication panicked: {panic}"))
+            .and_then(|published| published);
+        let mut record = pending.record;
+        match result {
+            Ok(published) => {
+                tracing::info!(
+                    turn = record.turn.0,
+                    class = %record.class,
+                    bytes = published.manifest.bytes_stored,
+                    publish_ms = pending.started.elapsed().as_millis() as u64,
+                    "checkpoint published"
+                );
+                if let Some(capture) = &mut history.capture {
+                    for (at, index, tree) in published.indexes {
+                        capture.roots[at].index = index;
+                        capture.roots[at].tree = Some(tree);
+                    }
+                }
+                record.checkpoint = Some(published.manifest.turn);
+                record.degraded = published.manifest.degraded.clone();
+                record.cost.bytes_stored = published.manifest.bytes_stored;
+                record.cost.bytes_raw = published.manifest.bytes_raw;
+                history.version = Some(published.manifest);
+                let checkpoint = record.checkpoint;
+                history.append(JournalRecord::Turn(record));
+                self.tell(|status| status.checkpoint = checkpoint);
+            }
+            Err(error) => {
+                tracing::error!(turn = record.turn.0, error = %format!("{error:#}"), "checkpoint not published");
+                self.give_up(record, &format!("{error:#}"));
+            }
+        }
+    }
+
+    /// A turn without a checkpoint: says so in the journal, and takes nothing for
+    /// granted next time.
+    fn give_up(&mut self, mut record: TurnRecord, reason: &str) {
+        let Ok(history) = &mut self.history else {
+            return;
+        };
+        let holds_processes = history
+            .version
+            .as_ref()
+            .is_some_and(|v| v.processes.is_some());
+        if let Some(capture) = &mut history.capture {
+            capture.forget(holds_processes);
+        }
+        let turn = record.turn;
+        record.checkpoint = None;
+        record.reason = format!("no checkpoint: {reason}");
+        history.append(JournalRecord::Turn(record));
+        history.append(JournalRecord::CaptureFailed(CaptureFailed {
+            at_ms: unix_ms(SystemTime::now()),
+            turn,
+            reason: reason.into(),
+        }));
+    }
+
+    pub(super) async fn checkpoint(&mut self) -> Result<Checkpointed> {
+        if let Err(reason) = &self.history {
+            bail!("{reason}");
+        }
+        let open = self.manual_open().context("the sandbox has not begun")?;
+        let mut answer = self.boundary(open, Trigger::Manual, false).await?;
+        self.finish_pending().await;
+        let history = match &self.history {
+            Ok(history) => history,
+            Err(reason) => bail!("{reason}"),
+        };
+        match &history.version {
+            Some(version) if answer.class == Class::None || version.turn == answer.turn => {
+                if version.turn == answer.turn && answer.class != Class::None {
+                    answer.cost.bytes_stored = version.bytes_stored;
+                }
+                Ok(answer)
+            }
+            _ => bail!("the checkpoint was taken, but not published; crab turns says why"),
+        }
+    }
+
+    /// A turn that has the next number, without taking it: see [`Self::record`].
+    pub(super) fn manual_open(&self) -> Option<Open> {
+        let history = self.history.as_ref().ok()?;
+        Some(Open::new(history.next, String::new(), Duration::ZERO))
+    }
+}
