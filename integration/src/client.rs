@@ -184,6 +184,14 @@ impl Client {
         Ok(sandbox)
     }
 
+    /// The command line that runs a container in the foreground and removes it,
+    /// and the guard of that container.
+    pub fn run_rm_tool(self, image: &str, options: RunOptions) -> (Tool, Sandbox) {
+        let name = options.id.clone().unwrap_or_else(|| unique("r"));
+        let guard = Sandbox::new(self, options.runtime, &name);
+        (self.run_tool(image, "--rm", &name, &options), guard)
+    }
+
     /// Runs a container in the foreground and removes it.
     pub fn run_rm(self, image: &str, options: RunOptions) -> Result<Output> {
         let name = options.id.clone().unwrap_or_else(|| unique("r"));

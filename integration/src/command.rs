@@ -82,6 +82,13 @@ impl Tool {
         self
     }
 
+    /// The whole command line.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = vec![self.program.clone()];
+        words.extend(self.args.iter().cloned());
+        words
+    }
+
     /// Runs it to its end, whatever its exit status.
     pub fn run(self) -> Result<Output> {
         self.start()?.wait()
@@ -142,7 +149,7 @@ fn drain(pipe: &Receiver<Vec<u8>>) -> String {
     }
 }
 
-fn code(status: ExitStatus) -> i32 {
+pub(crate) fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status
         .code()

@@ -25,6 +25,7 @@ mod crab;
 mod events;
 pub mod processes;
 mod sandbox;
+mod terminal;
 mod testbed;
 
 pub use census::Census;
@@ -33,4 +34,5 @@ pub use command::{Output, Running, Tool};
 pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
 pub use events::{Event, Events};
 pub use sandbox::{ExecOptions, Sandbox, State};
+pub use terminal::Terminal;
 pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll};

@@ -28,7 +28,8 @@ use tokio::sync::watch;
 
 use crate::{
     publisher::{Event, Publisher},
-    stdio::{Client, StdioPaths, Terminal},
+    stdio::{Client, StdioPaths},
+    terminal::Terminal,
 };
 
 /// The life of one process.

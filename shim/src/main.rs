@@ -27,6 +27,7 @@ mod start;
 mod stats;
 mod stdio;
 mod task;
+mod terminal;
 mod tracer;
 mod turns;
 mod upper;

@@ -18,7 +18,8 @@ use crate::{
     container::INIT,
     history::Images,
     pipes::{self, SharedPipe},
-    stdio::{Client, ConsoleSocket, Terminal},
+    stdio::Client,
+    terminal::{ConsoleSocket, Terminal},
     turns,
 };
 

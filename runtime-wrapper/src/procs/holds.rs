@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What processes hold on to: files, mappings, and what CRIU cannot dump.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use super::Set;
+
+impl Set {
+    /// Whether a process maps a file shared and writable, or has an io_uring:
+    /// then files may change with no further system call.
+    pub fn writes_unseen(&self) -> bool {
+        !self.shared_mappings().is_empty() || self.iter().any(|p| holds_io_uring(p.pid))
+    }
+
+    /// What the processes hold on to in the file system: programs, libraries,
+    /// open files, working directories, as paths inside the mount in which they
+    /// are (so that a path of a tmpfs may look like one of the root: a caller
+    /// that asks "is this path in use?" errs on the safe side).
+    pub fn references(&self) -> BTreeSet<Vec<u8>> {
+        let mut paths = BTreeSet::new();
+        for process in self.processes.values() {
+            let proc = PathBuf::from(format!("/proc/{}", process.pid));
+            for link in ["exe", "cwd", "root"] {
+                add_reference(&mut paths, &proc.join(link));
+            }
+            for dir in ["fd", "map_files"] {
+                for entry in fs::read_dir(proc.join(dir)).into_iter().flatten().flatten() {
+                    add_reference(&mut paths, &entry.path());
+                }
+            }
+        }
+        paths
+    }
+
+    /// Paths that some process maps shared and writable: their content may
+    /// change without any system call and without a new time stamp.
+    pub fn shared_mappings(&self) -> BTreeSet<Vec<u8>> {
+        let mut paths = BTreeSet::new();
+        for process in self.processes.values() {
+            let maps = fs::read(format!("/proc/{}/maps", process.pid)).unwrap_or_default();
+            for line in maps.split(|byte| *byte == b'\n') {
+                if let Some(path) = shared_writable(line) {
+                    paths.insert(path);
+                }
+            }
+        }
+        paths
+    }
+
+    /// Why no process image may be taken without harm or could not be restored,
+    /// if so: known before anything is frozen.
+    pub fn undumpable(&self, init: i32) -> Option<String> {
+        let time_ns = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/time")).ok();
+        let init_time = time_ns(init);
+        for process in self.processes.values() {
+            let exe = fs::read_link(format!("/proc/{}/exe", process.pid)).unwrap_or_default();
+            if is_busybox_sleep(&exe, &process.args) {
+                return Some(format!(
+                    "process {} ({}) is busybox sleep, which a dump would end",
+                    process.pid, process.comm
+                ));
+            }
+            if time_ns(process.pid) != init_time {
+                return Some(format!(
+                    "process {} ({}) is in another time namespace than the init",
+                    process.pid, process.comm
+                ));
+            }
+            if holds_io_uring(process.pid) {
+                return Some(format!(
+                    "process {} ({}) holds an io_uring, which CRIU cannot dump",
+                    process.pid, process.comm
+                ));
+            }
+        }
+        None
+    }
+}
+
+fn add_reference(paths: &mut BTreeSet<Vec<u8>>, link: &Path) {
+    let Ok(target) = fs::read_link(link) else {
+        return;
+    };
+    let bytes = target.into_os_string().into_vec();
+    if bytes.first() == Some(&b'/') {
+        let end = bytes.len() - bytes.strip_suffix(b" (deleted)").map_or(0, |_| 10);
+        paths.insert(bytes[1..end].to_vec());
+    }
+}
+
+/// The path of a line of `/proc/<pid>/maps` if the mapping is shared and may be
+/// written: `start-end perms offset dev inode path`.
+fn shared_writable(line: &[u8]) -> Option<Vec<u8>> {
+    let mut fields = line.splitn(6, |byte| *byte == b' ');
+    let perms = fields.nth(1)?;
+    if perms.get(1) != Some(&b'w') || perms.get(3) != Some(&b's') {
+        return None;
+    }
+    let path = fields.nth(3)?.trim_ascii_start();
+    path.strip_prefix(b"/").map(<[u8]>::to_vec)
+}
+
+fn holds_io_uring(pid: i32) -> bool {
+    fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|target| target.as_os_str().as_bytes() == b"anon_inode:[io_uring]")
+}
+
+/// A dump interrupts system calls, and busybox's sleep does not sleep on.
+fn is_busybox_sleep(exe: &Path, args: &[String]) -> bool {
+    let base = |path: &Path| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    };
+    base(exe).starts_with("busybox")
+        && args
+            .iter()
+            .take(2)
+            .any(|arg| base(Path::new(arg)) == "sleep")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_string).collect()
+    }
+
+    #[test]
+    fn only_shared_and_writable_mappings_of_files_count() {
+        let line = b"7f00-7f01 rw-s 00000000 00:2d 17                         /data/db file";
+        assert_eq!(
+            shared_writable(line).as_deref(),
+            Some(b"data/db file".as_slice())
+        );
+        for line in [
+            b"7f00-7f01 rw-p 00000000 00:2d 17   /data/db".as_slice(),
+            b"7f00-7f01 r--s 00000000 00:2d 17   /data/db",
+            b"7f00-7f01 rw-s 00000000 00:00 0 ",
+            b"",
+        ] {
+            assert_eq!(shared_writable(line), None);
+        }
+    }
+
+    #[test]
+    fn busybox_sleep_is_known_by_either_name() {
+        assert!(is_busybox_sleep(
+            Path::new("/bin/busybox"),
+            &args("sleep 5")
+        ));
+        assert!(is_busybox_sleep(
+            Path::new("/bin/busybox"),
+            &args("busybox sleep 5")
+        ));
+        assert!(!is_busybox_sleep(
+            Path::new("/usr/bin/sleep"),
+            &args("sleep 5")
+        ));
+        assert!(!is_busybox_sleep(Path::new("/bin/busybox"), &args("sh")));
+    }
+}

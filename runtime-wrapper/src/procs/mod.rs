@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which processes a sandbox holds, and whether they ran.
+//!
+//! A process is identified by pid and start time. One that was there before is
+//! unchanged if none of its threads has been on a CPU since: the kernel counts
+//! run time and time slices per thread (`/proc/<pid>/task/<tid>/schedstat`).
+//! Freezing and dumping wake every thread for a moment; [`Set::settle`] waits
+//! until each is back in the very system call, with the same arguments, stack
+//! and program counter (`/proc/<pid>/task/<tid>/syscall`), in which it was
+//! before, and takes the counters from there.
+//!
+//! A *keep-alive* init only holds the container open: starting it again restores
+//! it, so that it needs no image. Only the command of the container's own
+//! specification counts for that, never what a process calls itself.
+
+mod holds;
+mod keep_alive;
+mod read;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::keep_alive::KeepAlive;
+use self::read::read_process;
+use crate::cgroup::{Cgroup, CgroupError};
+
+/// One thread's evidence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Thread {
+    /// Run time in nanoseconds and time slices so far.
+    ran: (u64, u64),
+    /// Where it is blocked; "running" if it is not.
+    place: String,
+    /// It sleeps and can be interrupted: no system call of it is half done.
+    rests: bool,
+}
+
+/// One process of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid on the host.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// When it started, in clock ticks after boot (`/proc/<pid>/stat`, 22).
+    pub start: u64,
+    /// Its name.
+    pub comm: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    threads: BTreeMap<i32, Thread>,
+}
+
+/// Where each thread was blocked. Sorted, without ids: those change over a
+/// restore.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Places(Vec<String>);
+
+/// The processes of a sandbox that matter: all but zombies and a keep-alive
+/// init.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Set {
+    processes: BTreeMap<(i32, u64), Process>,
+}
+
+/// How two sets differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Difference {
+    /// Processes that are new.
+    pub started: usize,
+    /// Processes that are gone.
+    pub ended: usize,
+    /// Processes that were there and have run since.
+    pub ran: usize,
+}
+
+impl Difference {
+    /// Whether nothing differs.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: Vec<String> = [
+            (self.started, "started"),
+            (self.ended, "ended"),
+            (self.ran, "ran"),
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+        f.write_str(&parts.join(", "))
+    }
+}
+
+impl Set {
+    /// The processes of a cgroup as they are now; `keep_alive` is the pid of an
+    /// init that does not matter, with the arguments under which it does not.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn of(cgroup: &Cgroup, keep_alive: Option<&KeepAlive>) -> Result<Self, CgroupError> {
+        let processes = cgroup
+            .processes()?
+            .into_iter()
+            .filter_map(read_process)
+            .filter(|process| !keep_alive.is_some_and(|rule| rule.covers(process)))
+            .map(|process| ((process.pid, process.start), process))
+            .collect();
+        Ok(Self { processes })
+    }
+
+    /// Whether no process matters.
+    pub fn is_empty(&self) -> bool {
+        self.processes.is_empty()
+    }
+
+    /// Whether every thread sleeps, with no system call half done.
+    pub fn at_rest(&self) -> bool {
+        self.iter()
+            .all(|process| process.threads.values().all(|thread| thread.rests))
+    }
+
+    /// A process that is not the init's descendant, in a set that holds the init:
+    /// what an exec runs. CRIU dumps the init's tree and leaves such ones out.
+    pub fn beside_init(&self, init: i32) -> Option<&Process> {
+        let pids: BTreeSet<i32> = self.iter().map(|process| process.pid).collect();
+        self.iter()
+            .find(|process| process.pid != init && !pids.contains(&process.parent))
+    }
+
+    /// The processes, by pid.
+    pub fn iter(&self) -> impl Iterator<Item = &Process> {
+        self.processes.values()
+    }
+
+    /// How this set differs from an earlier one.
+    pub fn since(&self, earlier: &Self) -> Difference {
+        let mut difference = Difference::default();
+        for (key, process) in &self.processes {
+            match earlier.processes.get(key) {
+                None => difference.started += 1,
+                Some(before) if !process.rests_since(before) => difference.ran += 1,
+                Some(_) => {}
+            }
+        }
+        difference.ended = earlier
+            .processes
+            .keys()
+            .filter(|key| !self.processes.contains_key(key))
+            .count();
+        difference
+    }
+
+    /// Where the threads are blocked; compared by content, not by id.
+    pub fn places(&self) -> Places {
+        let mut places: Vec<String> = self
+            .processes
+            .values()
+            .flat_map(|p| p.threads.values())
+            .map(|t| t.place.clone())
+            .collect();
+        places.sort_unstable();
+        Places(places)
+    }
+
+    /// After a freeze or a restore: the set as soon as every thread is blocked
+    /// where `before` says, or none if they are not within `limit`; then the
+    /// next comparison must take them for changed.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn settle(
+        cgroup: &Cgroup,
+        keep_alive: Option<&KeepAlive>,
+        before: &Places,
+        limit: Duration,
+    ) -> Result<Option<Self>, CgroupError> {
+        let start = Instant::now();
+        let mut last: Option<Self> = None;
+        loop {
+            let now = Self::of(cgroup, keep_alive)?;
+            // Twice the same: a thread on its way into the call has the call's
+            // number already, but is not yet off the CPU.
+            let at_rest = now.places() == *before;
+            if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
+                return Ok(Some(now));
+            }
+            if start.elapsed() > limit {
+                return Ok(None);
+            }
+            last = at_rest.then_some(now);
+            thread::sleep(Duration::from_micros(300));
+        }
+    }
+}
+
+impl Process {
+    fn rests_since(&self, before: &Self) -> bool {
+        self.threads.len() == before.threads.len()
+            && self.threads.iter().all(|(tid, thread)| {
+                before
+                    .threads
+                    .get(tid)
+                    .is_some_and(|earlier| earlier.ran == thread.ran)
+            })
+    }
+}

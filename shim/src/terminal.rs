@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Terminals: the master side, and how the runtime hands it over.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use rustix::fs::OFlags;
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// The master of a process's terminal.
+pub(crate) struct Terminal {
+    master: AsyncFd<OwnedFd>,
+}
+
+impl Terminal {
+    pub(crate) fn new(master: OwnedFd) -> Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&master)?;
+        rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        // SAFETY: the descriptor is owned, stays the same one and stays open until
+        // the registration is dropped together with it.
+        let master = unsafe { AsyncFd::register_with_interest(master, interest) }?;
+        Ok(Self { master })
+    }
+
+    pub(crate) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.master.readable().await?;
+            if let Ok(done) =
+                ready.try_io(|fd| rustix::io::read(fd.as_fd(), &mut *buffer).map_err(Into::into))
+            {
+                return done;
+            }
+        }
+    }
+
+    pub(crate) async fn write(&self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            let mut ready = self.master.writable().await?;
+            if let Ok(done) =
+                ready.try_io(|fd| rustix::io::write(fd.as_fd(), data).map_err(Into::into))
+            {
+                data = &data[done?..];
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the window's size, in characters.
+    pub(crate) fn resize(&self, columns: u16, rows: u16) -> io::Result<()> {
+        rustix::termios::tcsetwinsize(
+            self.master.get_ref(),
+            rustix::termios::Winsize {
+                ws_col: columns,
+                ws_row: rows,
+                ws_xpixel: 0,
+                ws_ypixel: 0,
+            },
+        )
+        .map_err(Into::into)
+    }
+}
+
+/// The socket over which the runtime hands a terminal's master over
+/// (`--console-socket`).
+pub(crate) struct ConsoleSocket {
+    listener: std::os::unix::net::UnixListener,
+    path: PathBuf,
+}
+
+impl ConsoleSocket {
+    pub(crate) fn listen(path: &Path) -> Result<Self> {
+        let _ = std::fs::remove_file(path);
+        let listener = std::os::unix::net::UnixListener::bind(path)
+            .with_context(|| format!("listen on {}", path.display()))?;
+        Ok(Self {
+            listener,
+            path: path.to_path_buf(),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The master that the runtime has sent; the runtime has ended already, so
+    /// nothing is waited for.
+    pub(crate) fn receive(self) -> Result<OwnedFd> {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        self.listener.set_nonblocking(true)?;
+        let (stream, _) = self
+            .listener
+            .accept()
+            .context("the runtime sent no terminal")?;
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut name = [0; 256];
+        recvmsg(
+            &stream,
+            &mut [io::IoSliceMut::new(&mut name)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .context("receive the terminal")?;
+        control
+            .drain()
+            .find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+                _ => None,
+            })
+            .context("the runtime's message holds no terminal")
+    }
+}
+
+impl Drop for ConsoleSocket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
