@@ -18,11 +18,15 @@ const PROGRAMS: [&str; 6] = [
     processes::CRABD,
 ];
 /// Where Crab and containerd keep what belongs to live containers.
-const STATE: [&str; 3] = [
+const STATE: [&str; 5] = [
     "/run/crab",
     "/run/containerd/io.containerd.runtime.v2.task",
     "/run/containerd/runc",
+    "/run/containerd/fifo",
+    "/run/docker/containerd",
 ];
+/// Where shims listen.
+const SOCKETS: &str = "/run/containerd/s";
 
 /// Mounts, cgroups, processes and directories of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub struct Census {
     pub processes: BTreeSet<String>,
     /// What is in the run directories.
     pub state: BTreeSet<String>,
+    /// The sockets of shims.
+    pub sockets: BTreeSet<String>,
 }
 
 impl Census {
@@ -61,6 +67,12 @@ impl Census {
             cgroups,
             processes: processes.collect(),
             state,
+            sockets: fs::read_dir(SOCKETS)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path().display().to_string())
+                .collect(),
         })
     }
 
@@ -78,6 +90,7 @@ impl Census {
             ("cgroup", &self.cgroups, &before.cgroups),
             ("process", &self.processes, &before.processes),
             ("directory", &self.state, &before.state),
+            ("socket", &self.sockets, &before.sockets),
         ];
         for (what, now, before) in sets {
             left.extend(now.difference(before).map(|name| format!("{what} {name}")));

@@ -239,7 +239,8 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Freezes every process of the cgroup, and returns when all are.
+    /// Freezes every process of the cgroup, and returns when all are. One that is
+    /// frozen already (paused by its user) stays so when the guard is gone.
     ///
     /// # Errors
     /// When they are not all frozen within `limit` (one may be in an
@@ -248,7 +249,7 @@ impl Cgroup {
         let guard = Frozen {
             cgroup: self.clone(),
             since: Instant::now(),
-            thawed: false,
+            thaw: !self.is_frozen()?,
         };
         self.reach(true, limit)?;
         Ok(guard)
@@ -316,7 +317,8 @@ fn is_zombie(pid: i32) -> bool {
 pub struct Frozen {
     cgroup: Cgroup,
     since: Instant,
-    thawed: bool,
+    /// Whether it is ours to thaw.
+    thaw: bool,
 }
 
 impl Frozen {
@@ -326,15 +328,21 @@ impl Frozen {
     /// # Errors
     /// When it stays frozen.
     pub fn thaw(mut self) -> Result<Duration, CgroupError> {
-        self.thawed = true;
-        self.cgroup.thaw()?;
+        if std::mem::take(&mut self.thaw) {
+            self.cgroup.thaw()?;
+        }
         Ok(self.since.elapsed())
+    }
+
+    /// Lets it be frozen from now on.
+    pub fn leave_frozen(mut self) {
+        self.thaw = false;
     }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        if !self.thawed
+        if self.thaw
             && let Err(error) = self.cgroup.thaw()
         {
             tracing::error!(%error, "a container may be left frozen");

@@ -7,7 +7,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use anyhow::{Context, Result};
@@ -19,10 +19,7 @@ use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, reaper::Reaper};
 
-use crate::{args::Args, start::ADDRESS_FILE};
-
-/// How long killed processes may take to be gone.
-const KILL_LIMIT: Duration = Duration::from_secs(5);
+use crate::{args::Args, sandbox::KILL_LIMIT, start::ADDRESS_FILE};
 
 /// Cleans up, and returns the message that containerd reads.
 pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {

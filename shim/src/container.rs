@@ -101,6 +101,8 @@ pub(crate) struct Process {
     /// The OCI process specification of an exec.
     pub(crate) spec: Vec<u8>,
     ended: watch::Sender<Option<Exit>>,
+    /// An exit that came before the start was told: told right after it.
+    early: Option<(i32, Exit)>,
 }
 
 impl Process {
@@ -112,6 +114,7 @@ impl Process {
             terminal: None,
             spec: Vec::new(),
             ended: watch::Sender::new(None),
+            early: None,
         }
     }
 }
@@ -251,6 +254,7 @@ impl Processes {
             return;
         };
         process.phase = Phase::Running(pid);
+        let early = process.early.take();
         let container_id = self.id.clone();
         let pid = pid as u32;
         self.publisher.publish(if exec == INIT {
@@ -267,6 +271,10 @@ impl Processes {
                 ..Default::default()
             })
         });
+        drop(table);
+        if let Some((pid, exit)) = early {
+            self.exited(exec, pid, exit);
+        }
     }
 
     /// A process has ended, or never began. Tells waiters and containerd, once;
@@ -278,6 +286,10 @@ impl Processes {
         };
         match process.phase {
             Phase::Stopped(..) | Phase::Replacing(_) => return,
+            Phase::Starting => {
+                process.early = Some((pid, exit));
+                return;
+            }
             // Of the process that a rollback has replaced meanwhile.
             Phase::Running(now) | Phase::Paused(now) if now != pid => return,
             _ => {}

@@ -26,7 +26,7 @@ use crab_store::{
 
 use crate::{
     pipes::{SharedPipe, announce},
-    sandbox::{Container, unix_ms},
+    sandbox::{Container, make_private_dir, unix_ms},
     upper::Replacement,
 };
 
@@ -39,6 +39,8 @@ const DOCKER: &str = "moby";
 pub(crate) struct Images {
     pub(crate) dir: PathBuf,
     pub(crate) pipes: Vec<SharedPipe>,
+    /// A copy of the store's, of no use once restored from.
+    pub(crate) disposable: bool,
 }
 
 impl Images {
@@ -47,6 +49,7 @@ impl Images {
         Self {
             dir: dir.to_path_buf(),
             pipes: Vec::new(),
+            disposable: false,
         }
     }
 }
@@ -76,38 +79,39 @@ pub(crate) struct Restored {
 }
 
 /// Opens the history of a container whose root is mounted. Whatever is missing
-/// for checkpoints is a reason, not an error; a restore that was asked for and
-/// cannot be done is an error.
+/// for checkpoints is a reason, not an error: the container runs without. A restore
+/// that was asked for and cannot be done is an error.
 pub(crate) fn open(container: &Container, mounts: &[MountRequest]) -> Result<Beginning> {
+    let mut request = None;
+    match begin(container, mounts, &mut request) {
+        Err(error) if request.is_none() => Ok(without(format!("no checkpoints: {error:#}"))),
+        begun => begun,
+    }
+}
+
+fn begin(
+    container: &Container,
+    mounts: &[MountRequest],
+    request: &mut Option<RestoreRequest>,
+) -> Result<Beginning> {
     let config = &container.host.config;
     if !config.checkpoints.enabled {
         return Ok(without("checkpoints are switched off in the configuration"));
     }
-    let overlay = match OverlayMount::find(std::process::id(), container.bundle.rootfs()) {
-        Ok(overlay) => overlay,
-        Err(error) => return Ok(without(format!("no checkpoints: {error}"))),
-    };
-    let opened = Store::create(&config.store).map_err(anyhow::Error::from);
-    let store = match opened {
-        Ok(store) => store,
-        Err(error) => return Ok(without(format!("no checkpoints: {error:#}"))),
-    };
-    let mut request = None;
+    let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
+    let store = Store::create(&config.store)?;
     if let Ok(sandbox) = store.sandbox(&container.id) {
-        request = sandbox.restore_request()?;
+        *request = sandbox.restore_request()?;
         let upper = overlay.upper.display().to_string();
         if request.is_none() && belongs_to_another(&sandbox, &upper) {
             let kept = store.retire(&container.id)?;
             tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
         }
     }
-    let writer = match store.writer(&container.id) {
-        Ok(writer) => writer,
-        Err(error) => return Ok(without(format!("no checkpoints: {error}"))),
-    };
+    let writer = store.writer(&container.id)?;
     writer.set_meta(&meta(container, &overlay, mounts))?;
     let mut images = None;
-    let restored = match request {
+    let restored = match *request {
         Some(request) => {
             let restored = grant(container, &writer, &overlay, request)
                 .with_context(|| format!("restore turn {}", request.turn))?;
@@ -207,7 +211,7 @@ pub(crate) fn stage_processes(
     if dir.exists() {
         fs::remove_dir_all(dir)?;
     }
-    fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    make_private_dir(dir)?;
     criu::materialise(&image, reader, dir)?;
     // A tmpfs of which the file image is newer than the process image.
     for tmpfs in &image.tmpfs_images {
@@ -234,6 +238,7 @@ pub(crate) fn stage_processes(
     Ok(Some(Images {
         dir: dir.to_path_buf(),
         pipes,
+        disposable: true,
     }))
 }
 

@@ -16,7 +16,7 @@ use std::{
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::{
-            fs::DirBuilderExt,
+            fs::{DirBuilderExt, PermissionsExt},
             net::{UnixListener, UnixStream},
             process::CommandExt,
         },
@@ -59,7 +59,7 @@ fn listen(path: &Path) -> Result<Option<UnixListener>> {
             .create(dir)
             .with_context(|| format!("make {}", dir.display()))?;
     }
-    match UnixListener::bind(path) {
+    match bind(path) {
         Ok(listener) => return Ok(Some(listener)),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
         Err(error) => return Err(error).with_context(|| format!("listen on {}", path.display())),
@@ -69,9 +69,16 @@ fn listen(path: &Path) -> Result<Option<UnixListener>> {
     }
     // Left behind by a shim that was killed.
     fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
-    UnixListener::bind(path)
+    bind(path)
         .map(Some)
         .with_context(|| format!("listen on {}", path.display()))
+}
+
+/// Whoever can write to the socket is the container's master.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
 }
 
 /// Starts a shim in the current directory, the bundle, unless it has one, and

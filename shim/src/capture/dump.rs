@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process half: whether CRIU can be asked, and asking it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
@@ -15,7 +12,7 @@ use crab_runtime::{
 use crab_store::{ProcessEntry, command_line};
 
 use super::Capture;
-use crate::{container::INIT, turns::criu_options};
+use crate::{container::INIT, sandbox::make_private_dir, turns::criu_options};
 
 impl Capture {
     /// Whether CRIU can be asked, and would do no harm.
@@ -78,16 +75,6 @@ impl Capture {
             })?;
         Ok(dir)
     }
-}
-
-/// Memory images hold secrets.
-fn make_private_dir(path: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .with_context(|| format!("make {}", path.display()))
 }
 
 pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {

@@ -35,7 +35,7 @@ use crab_runtime::{
 };
 use crab_store::SandboxId;
 
-pub(crate) use self::start::{Launch, Restore};
+pub(crate) use self::start::{KILL_LIMIT, Launch, Restore};
 use crate::{
     bundle::Bundle,
     container::{INIT, Phase, Process, Processes},
@@ -244,8 +244,7 @@ impl Container {
 
     /// Everything that must be there before the runtime is called.
     fn prepare(&self, mounts: &[MountRequest]) -> Result<()> {
-        fs::create_dir_all(&self.run_dir)
-            .with_context(|| format!("make {}", self.run_dir.display()))?;
+        make_private_dir(&self.run_dir)?;
         fs::create_dir_all(&self.runtime.root)
             .with_context(|| format!("make {}", self.runtime.root.display()))?;
         fs::write(self.run_dir.join("address"), &self.host.address)
@@ -319,4 +318,14 @@ impl Container {
 pub(crate) fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |d| d.as_millis() as u64)
+}
+
+/// Makes a directory that only root reads: images of memory hold secrets.
+pub(crate) fn make_private_dir(path: &Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| format!("make {}", path.display()))
 }

@@ -85,14 +85,23 @@ impl Container {
         Ok(gone)
     }
 
+    /// Keeps captures back until what is returned is dropped: they freeze and thaw,
+    /// too.
+    async fn hold(&self) -> Option<impl Sized + use<>> {
+        match self.turns() {
+            Some(turns) => Some(turns.hold().await),
+            None => None,
+        }
+    }
+
     pub(crate) async fn pause(&self) -> ttrpc::Result<()> {
+        let _held = self.hold().await;
         self.processes.set_paused(true)?;
         let cgroup = self.cgroup();
         let limit = self.host.config.runtime.freeze_timeout();
         let frozen = blocking(move || {
             let cgroup = cgroup.context("the container has no cgroup")?;
-            // Stays frozen: the guard is for captures.
-            std::mem::forget(cgroup.freeze(limit)?);
+            cgroup.freeze(limit)?.leave_frozen();
             Ok(())
         })
         .await;
@@ -103,6 +112,7 @@ impl Container {
     }
 
     pub(crate) async fn resume(&self) -> ttrpc::Result<()> {
+        let _held = self.hold().await;
         match self.processes.init()? {
             Phase::Paused(_) => {}
             // Refused with the right words.
@@ -124,6 +134,7 @@ impl Container {
         if !matches!(self.processes.init()?, Phase::Running(_) | Phase::Paused(_)) {
             bail!("the container is not running");
         }
+        let _held = self.hold().await;
         let images = match (api.image_path.as_str(), path) {
             ("", "") => self.bundle.dir().join(IMAGES_OF_CLIENT),
             ("", path) => PathBuf::from(path),

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::PathBuf,
     sync::{Arc, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -13,15 +14,18 @@ use crab_runtime::{
     oci::{CheckpointOptions, ImagePaths, Stdio3},
 };
 
-use super::{Container, blocking};
+use super::{Container, blocking, make_private_dir};
 use crate::{
-    container::INIT,
+    container::{INIT, Phase},
     history::Images,
     pipes::{self, SharedPipe},
     stdio::Client,
     terminal::{ConsoleSocket, Terminal},
     turns,
 };
+
+/// How long killed processes may take to be gone.
+pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the runtime is asked to make.
 pub(crate) enum Launch {
@@ -37,6 +41,8 @@ pub(crate) struct Restore {
     options: CheckpointOptions,
     /// Pipes of the image whose other ends were this shim's.
     pipes: Vec<SharedPipe>,
+    /// A copy of the store's, of no use afterwards.
+    disposable: bool,
 }
 
 impl Restore {
@@ -49,6 +55,7 @@ impl Restore {
             },
             options: turns::criu_options(terminal),
             pipes: images.pipes.clone(),
+            disposable: images.disposable,
         }
     }
 }
@@ -87,14 +94,21 @@ impl Container {
             let socket = console.as_ref().map(ConsoleSocket::path);
             let pid = match &launch {
                 Launch::Create => runtime.create(socket, stdio)?,
-                Launch::Restore(Restore { paths, options, .. }) => {
-                    fs::create_dir_all(&paths.work)?;
-                    runtime
-                        .restore(paths, options, socket, stdio, inherited)
-                        .map_err(|error| match criu::restore_error(&paths.work) {
-                            Some(reason) => anyhow!("{error}; CRIU: {reason}"),
-                            None => error.into(),
-                        })?
+                Launch::Restore(Restore {
+                    paths,
+                    options,
+                    disposable,
+                    ..
+                }) => {
+                    make_private_dir(&paths.work)?;
+                    let restored = runtime.restore(paths, options, socket, stdio, inherited);
+                    if *disposable {
+                        let _ = fs::remove_dir_all(&paths.images);
+                    }
+                    restored.map_err(|error| match criu::restore_error(&paths.work) {
+                        Some(reason) => anyhow!("{error}; CRIU: {reason}"),
+                        None => error.into(),
+                    })?
                 }
                 Launch::Exec(id, spec) => runtime.exec(id, spec, socket, stdio)?,
             };
@@ -117,10 +131,21 @@ impl Container {
         tokio::spawn(async move {
             let Ok(exit) = exit.await else { return };
             this.processes.exited(&exec, pid, exit);
-            if exec != INIT
-                && let Some(turns) = this.turns()
-            {
-                turns.ended(&exec, Some(exit.status));
+            if exec != INIT {
+                if let Some(turns) = this.turns() {
+                    turns.ended(&exec, Some(exit.status));
+                }
+            } else if matches!(this.processes.init(), Ok(Phase::Stopped(..))) {
+                // With a process namespace of its own the kernel has killed the rest
+                // by now; without, nobody else does.
+                let cgroup = this.cgroup();
+                let left = blocking(move || match cgroup {
+                    Some(cgroup) if cgroup.processes().is_ok() => Ok(cgroup.kill(KILL_LIMIT)?),
+                    _ => Ok(()),
+                });
+                if let Err(error) = left.await {
+                    tracing::warn!(error = %format!("{error:#}"), "processes are left");
+                }
             }
         });
     }

@@ -2,6 +2,7 @@
 //! How turns begin: with a container that is created, or was restored.
 
 use std::{
+    collections::VecDeque,
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -70,6 +71,7 @@ impl Task {
             version: version.clone(),
             next,
             pending: None,
+            unwritten: VecDeque::new(),
         });
         match restored {
             Some((request, manifest)) => self.note_restore(request, &manifest),

@@ -83,6 +83,11 @@ enum Message {
         restored: bool,
         done: oneshot::Sender<()>,
     },
+    /// Nothing is captured from `granted` until `release` is sent or dropped.
+    Hold {
+        granted: oneshot::Sender<()>,
+        release: oneshot::Receiver<()>,
+    },
     Checkpoint(oneshot::Sender<Result<Checkpointed>>),
     Rollback(TurnId, oneshot::Sender<Result<RolledBack>>),
     Close(oneshot::Sender<()>),
@@ -176,6 +181,16 @@ impl Turns {
         let (done, wait) = oneshot::channel();
         self.send(Message::AfterStart { restored, done });
         let _ = wait.await;
+    }
+
+    /// Waits until no capture is under way, and keeps captures and turns back until
+    /// what is returned is dropped.
+    pub(crate) async fn hold(&self) -> oneshot::Sender<()> {
+        let (granted, wait) = oneshot::channel();
+        let (held, release) = oneshot::channel();
+        self.send(Message::Hold { granted, release });
+        let _ = wait.await;
+        held
     }
 
     /// Takes a checkpoint now, if anything has changed.

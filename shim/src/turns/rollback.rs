@@ -13,7 +13,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, bail};
@@ -27,13 +27,10 @@ use super::{RolledBack, task::Task};
 use crate::{
     container::INIT,
     history::{Images, stage_processes},
-    sandbox::{Launch, Restore, blocking, unix_ms},
+    sandbox::{KILL_LIMIT, Launch, Restore, blocking, unix_ms},
     stdio::Client,
     upper::Replacement,
 };
-
-/// How long killed processes may take to be gone.
-const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Everything of a checkpoint that is ready to be put in place.
 struct Prepared {
@@ -71,7 +68,7 @@ impl Task {
         match self.replace(prepared, &client).await {
             Ok((manifest, pid, processes)) => {
                 let took = start.elapsed();
-                if let Ok(history) = &self.history {
+                if let Ok(history) = &mut self.history {
                     history.append(JournalRecord::Rollback(RollbackRecord {
                         at_ms: unix_ms(SystemTime::now()),
                         from,

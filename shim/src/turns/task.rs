@@ -2,7 +2,7 @@
 //! The task itself: one message after the other.
 
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -13,6 +13,9 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{Message, Status};
 use crate::{capture::Capture, publish::Published, sandbox::Container, tracer::Tracer};
+
+/// How many records are kept for a journal that cannot be written.
+const MAX_UNWRITTEN: usize = 1024;
 
 /// A turn that is not over.
 pub(super) struct Open {
@@ -47,6 +50,8 @@ pub(super) struct History {
     pub(super) version: Option<Manifest>,
     pub(super) next: TurnId,
     pub(super) pending: Option<Pending>,
+    /// Records that could not be written; tried again before the next one.
+    pub(super) unwritten: VecDeque<JournalRecord>,
 }
 
 /// A checkpoint on its way into the store, and the record to be written then.
@@ -136,6 +141,12 @@ impl Task {
             Message::Checkpoint(reply) => {
                 let _ = reply.send(self.checkpoint().await);
             }
+            Message::Hold { granted, release } => {
+                // Whoever asked may be gone; then it holds nothing.
+                if granted.send(()).is_ok() {
+                    let _ = release.await;
+                }
+            }
             Message::Rollback(turn, reply) => {
                 let _ = reply.send(self.roll_back(turn).await);
             }
@@ -188,9 +199,19 @@ impl Task {
 }
 
 impl History {
-    pub(super) fn append(&self, record: JournalRecord) {
-        if let Err(error) = self.writer.append(record, Durability::Lazy) {
-            tracing::error!(%error, "the journal could not be written");
+    /// Writes to the journal. What a full disk refuses is kept and written before
+    /// the next record, as far as [`MAX_UNWRITTEN`] goes.
+    pub(super) fn append(&mut self, record: JournalRecord) {
+        self.unwritten.push_back(record);
+        while let Some(record) = self.unwritten.front() {
+            if let Err(error) = self.writer.append(record.clone(), Durability::Lazy) {
+                tracing::error!(%error, "the journal could not be written");
+                break;
+            }
+            self.unwritten.pop_front();
+        }
+        if self.unwritten.len() > MAX_UNWRITTEN {
+            self.unwritten.pop_front();
         }
     }
 }
