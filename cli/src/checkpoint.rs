@@ -21,7 +21,7 @@ struct Taken {
     /// The turn whose number the checkpoint bears.
     turn: TurnId,
     class: String,
-    /// Why it holds files only although processes had changed.
+    /// What it lacks, and why.
     degraded: Option<String>,
     bytes_stored: u64,
     capture_us: u64,
@@ -60,7 +60,7 @@ fn text(taken: &Taken) -> String {
         duration(taken.capture_us)
     );
     if let Some(why) = &taken.degraded {
-        text.push_str(&format!("it holds files only: {}\n", visible(why)));
+        text.push_str(&format!("{}\n", visible(why)));
     }
     text
 }

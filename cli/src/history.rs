@@ -32,7 +32,6 @@ impl History {
         for record in records {
             match record {
                 JournalRecord::Turn(record) => continues(record.turn, &mut tip),
-                JournalRecord::Checkpoint(record) => continues(record.turn, &mut tip),
                 JournalRecord::Rollback(record) | JournalRecord::Restore(record) => {
                     tip = Some(record.asked);
                 }
@@ -56,17 +55,24 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crab_store::{CheckpointRecord, Class, Cost, RollbackRecord};
+    use crab_store::{Class, Cost, RollbackRecord, Trigger, TurnRecord};
 
     fn turn(turn: u64) -> JournalRecord {
-        JournalRecord::Checkpoint(CheckpointRecord {
-            at_ms: 0,
+        JournalRecord::Turn(TurnRecord {
             turn: TurnId(turn),
+            trigger: Trigger::Exec,
+            command: String::new(),
+            began_ms: 0,
+            ended_ms: 0,
+            exit: None,
             class: Class::None,
             reason: String::new(),
+            unobserved: None,
             checkpoint: None,
             degraded: None,
             cost: Cost::default(),
+            files_changed: 0,
+            changed: Vec::new(),
         })
     }
 

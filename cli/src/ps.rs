@@ -101,7 +101,6 @@ fn stored(store: &Store, id: &SandboxId) -> Result<Stored, StoreError> {
     let ended = journal.records.iter().filter_map(|record| match record {
         JournalRecord::Turn(record) => Some(record.ended_ms),
         JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
-        JournalRecord::Checkpoint(record) => Some(record.at_ms),
         JournalRecord::CaptureFailed(_) | JournalRecord::Unknown => None,
     });
     let next = sandbox.next_turn()?;

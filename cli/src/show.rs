@@ -24,7 +24,6 @@ struct Show {
     record: Option<Turn>,
     /// A checkpoint that somebody asked for bears a number like a turn.
     #[serde(skip_serializing_if = "Option::is_none")]
-    asked_for: Option<JournalRecord>,
     checkpoint: Option<Checkpoint>,
     /// Why no checkpoint holds the turn's state.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,11 +73,6 @@ fn show(sandbox: &SandboxStore, turn: TurnId) -> Result<Show, StoreError> {
         sandbox: sandbox.id().clone(),
         turn,
         record: record(sandbox, &journal, turn)?,
-        asked_for: journal
-            .records
-            .iter()
-            .find(|record| matches!(record, JournalRecord::Checkpoint(asked) if asked.turn == turn))
-            .cloned(),
         checkpoint: None,
         no_checkpoint: None,
     };
@@ -178,11 +172,6 @@ fn text(show: &Show) -> String {
     if let Some(turn) = &show.record {
         turn_lines(&mut sheet, turn);
     }
-    if let Some(JournalRecord::Checkpoint(asked)) = &show.asked_for {
-        sheet.line("trigger", "somebody asked for a checkpoint");
-        sheet.line("at", utc(asked.at_ms));
-        sheet.line("class", format!("{}: {}", asked.class, asked.reason));
-    }
     if let Some(why) = &show.no_checkpoint {
         sheet.line("checkpoint", format!("none: {why}"));
     }
@@ -214,7 +203,7 @@ fn turn_lines(sheet: &mut Sheet, turn: &Turn) {
         sheet.line("unobserved", why);
     }
     if let Some(why) = &record.degraded {
-        sheet.line("degraded", format!("files only: {why}"));
+        sheet.line("degraded", why.clone());
     }
     if let Some(why) = &turn.failed {
         sheet.line("failed", why);
@@ -242,7 +231,7 @@ fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {
         format!("that of turn {}, taken {taken}", manifest.turn),
     );
     if let Some(why) = &manifest.degraded {
-        sheet.line("", format!("files only: {why}"));
+        sheet.line("", why.clone());
     }
     match &checkpoint.contents {
         Contents::Damaged(why) => sheet.line("damaged", why),

@@ -65,7 +65,7 @@ impl Turn {
             notes.push("not published yet".to_owned());
         }
         if let Some(why) = &record.degraded {
-            notes.push(format!("files only: {why}"));
+            notes.push(why.clone());
         }
         if let Some(why) = &record.unobserved {
             notes.push(format!("unobserved: {why}"));
@@ -235,18 +235,6 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
                 "files"
             };
             row[10] = format!("{with}, in {}", duration(back.took_us));
-        }
-        JournalRecord::Checkpoint(asked) => {
-            let [bytes, capture, frozen] = cost(asked.class, &asked.cost);
-            row[0] = asked.turn.to_string();
-            row[1] = "manual".to_owned();
-            row[2] = "checkpoint".to_owned();
-            row[4] = asked.class.to_string();
-            row[5] = or_nothing(asked.checkpoint);
-            [row[7], row[8], row[9]] = [bytes, capture, frozen];
-            if let Some(why) = &asked.degraded {
-                row[10] = cell(&format!("files only: {why}"), MAX_NOTE);
-            }
         }
         JournalRecord::CaptureFailed(failed) => {
             row[0] = failed.turn.to_string();

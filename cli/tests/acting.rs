@@ -62,7 +62,7 @@ impl sandbox_ttrpc::Sandbox for Shim {
         Ok(CheckpointResponse {
             turn: 7,
             class: "files".to_owned(),
-            degraded: "no criu".to_owned(),
+            degraded: "files only: no criu".to_owned(),
             bytes: 2048,
             capture_us: 1500,
             ..Default::default()
@@ -157,11 +157,11 @@ fn a_checkpoint_says_what_it_is_worth() {
     let alive = Alive::new();
     assert_eq!(
         alive.host.crab(&["checkpoint", "demo"]).ok(),
-        "default/demo: checkpoint 7 taken (files, 2.0 KiB in 1.5 ms)\nit holds files only: no criu\n"
+        "default/demo: checkpoint 7 taken (files, 2.0 KiB in 1.5 ms)\nfiles only: no criu\n"
     );
     let json = alive.host.crab(&["checkpoint", "demo", "--json"]).json();
     assert_eq!(json["turn"], 7);
-    assert_eq!(json["degraded"], "no criu");
+    assert_eq!(json["degraded"], "files only: no criu");
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub use manifest::{Manifest, ProcessRef};
 pub use pack_writer::PackWriter;
 pub use reader::ObjectReader;
 pub use record::{
-    CaptureFailed, Change, ChangedPath, CheckpointRecord, Cost, JournalRecord, MAX_CHANGED,
+    CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED,
     MAX_CHANGED_PATH, MAX_COMMAND, MAX_REASON, RollbackRecord, Trigger, TurnRecord, command_line,
 };
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};

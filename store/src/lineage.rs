@@ -25,7 +25,6 @@ impl Walk<'_> {
     fn step(&mut self, record: &JournalRecord) {
         let next = match record {
             JournalRecord::Turn(record) => record.checkpoint,
-            JournalRecord::Checkpoint(record) => record.checkpoint,
             JournalRecord::Rollback(record) | JournalRecord::Restore(record) => {
                 Some(record.checkpoint)
             }
@@ -80,7 +79,6 @@ pub(crate) fn holder(
         walk.step(record);
         let named = match record {
             JournalRecord::Turn(TurnRecord { checkpoint, .. }) => checkpoint,
-            JournalRecord::Checkpoint(record) => &record.checkpoint,
             JournalRecord::CaptureFailed(failed) if failed.turn == turn => {
                 if let Holder::Missing { why, .. } = &mut found {
                     why.clone_from(&failed.reason);

@@ -30,8 +30,6 @@ pub enum JournalRecord {
     Rollback(RollbackRecord),
     /// The sandbox was started again from a checkpoint, after its task had gone.
     Restore(RollbackRecord),
-    /// A checkpoint that somebody asked for.
-    Checkpoint(CheckpointRecord),
     /// The checkpoint of a turn could not be taken or published.
     CaptureFailed(CaptureFailed),
     /// A kind that this version does not know.
@@ -45,7 +43,6 @@ impl JournalRecord {
         match self {
             Self::Turn(record) => Some(record.turn),
             Self::Rollback(record) | Self::Restore(record) => Some(record.from),
-            Self::Checkpoint(record) => Some(record.turn),
             Self::CaptureFailed(record) => Some(record.turn),
             Self::Unknown => None,
         }
@@ -74,10 +71,6 @@ impl JournalRecord {
                 for changed in &mut record.changed {
                     clip_in(&mut changed.path, MAX_CHANGED_PATH);
                 }
-            }
-            Self::Checkpoint(record) => {
-                clip_in(&mut record.reason, MAX_REASON);
-                clip_reason(&mut record.degraded);
             }
             Self::CaptureFailed(record) => clip_in(&mut record.reason, MAX_REASON),
             Self::Rollback(_) | Self::Restore(_) | Self::Unknown => {}
@@ -209,27 +202,6 @@ pub struct RollbackRecord {
     pub processes: bool,
     /// How long it took, in microseconds.
     pub took_us: u64,
-}
-
-/// A checkpoint outside of any turn's end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointRecord {
-    /// When, in milliseconds since the Unix epoch.
-    pub at_ms: u64,
-    /// The turn whose number it bears.
-    pub turn: TurnId,
-    /// What had changed since the newest checkpoint.
-    pub class: Class,
-    /// Why this class.
-    pub reason: String,
-    /// The checkpoint that holds the state: for class `none`, an older one.
-    pub checkpoint: Option<TurnId>,
-    /// Why it holds less than the class asks for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub degraded: Option<String>,
-    /// What it cost.
-    #[serde(default)]
-    pub cost: Cost,
 }
 
 /// A checkpoint that could not be taken.

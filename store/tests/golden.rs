@@ -128,22 +128,6 @@ fn records() -> Vec<JournalRecord> {
         JournalRecord::Turn(turn),
         JournalRecord::Rollback(rollback.clone()),
         JournalRecord::Restore(rollback),
-        JournalRecord::Checkpoint(CheckpointRecord {
-            at_ms: 3,
-            turn: TurnId(3),
-            class: Class::Processes,
-            reason: "asked for".to_owned(),
-            checkpoint: Some(TurnId(3)),
-            degraded: None,
-            cost: Cost {
-                decide_us: 1,
-                capture_us: 2,
-                frozen_us: 3,
-                gate_us: 4,
-                bytes_stored: 5,
-                bytes_raw: 6,
-            },
-        }),
         JournalRecord::CaptureFailed(CaptureFailed {
             at_ms: 4,
             turn: TurnId(4),

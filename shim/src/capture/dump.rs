@@ -35,7 +35,7 @@ impl Capture {
         let all = Set::of(&self.cgroup, None).ok()?;
         let process = all.beside_init(self.init)?;
         Some(format!(
-            "process {} ({}) is an exec that still runs, which CRIU leaves out",
+            "without process {} ({}): an exec that still runs is left out by CRIU",
             process.pid, process.comm
         ))
     }

@@ -288,7 +288,7 @@ impl Capture {
         if wants_image {
             match self.can_dump() {
                 Ok(version) => criu = Some(version),
-                Err(reason) => degraded = Some(reason),
+                Err(reason) => degraded = Some(files_only(&reason)),
             }
         }
         let places = self.processes()?.places();
@@ -310,7 +310,7 @@ impl Capture {
                         criu: criu.version,
                     });
                 }
-                Err(error) => degraded = Some(format!("{error:#}")),
+                Err(error) => degraded = Some(files_only(&format!("{error:#}"))),
             }
         }
         // After CRIU, which works from inside the cgroup and is counted there;
@@ -364,6 +364,12 @@ impl Capture {
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
         })
     }
+}
+
+/// How a checkpoint is labelled that lacks its process image. On one line.
+fn files_only(reason: &str) -> String {
+    let words: Vec<&str> = reason.split_whitespace().collect();
+    format!("files only: {}", words.join(" "))
 }
 
 fn unobserved(seen: &Seen) -> Option<String> {
