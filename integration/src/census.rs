@@ -28,6 +28,10 @@ const STATE: [&str; 5] = [
 /// Where shims listen.
 const SOCKETS: &str = "/run/containerd/s";
 
+/// Directories that stay once the first container has been there: those of
+/// namespaces, and Crab's own.
+const SHARED: [&str; 6] = ["default", "moby", "docker", "crab", "sandboxes", "staging"];
+
 /// Mounts, cgroups, processes and directories of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -99,13 +103,14 @@ impl Census {
     }
 
     /// Waits until nothing is left of what came after this census; the daemon
-    /// `crabd` may stay.
+    /// `crabd` and what all containers share may stay.
     pub fn wait_for_nothing_left(&self) -> Result<()> {
         let mut left = Vec::new();
         let waited = poll("nothing is left", Duration::from_secs(10), || {
             left = Self::take()?.since(self);
             left.retain(|line| {
-                !line.starts_with("process crabd ") && line != "directory /run/crab"
+                let name = line.rsplit('/').next().unwrap_or_default();
+                !line.starts_with("process crabd ") && !SHARED.contains(&name)
             });
             Ok(left.is_empty().then_some(()))
         });

@@ -19,6 +19,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
@@ -29,6 +30,9 @@ use crate::{oci::find_program, reaper::Reaper};
 /// The oldest CRIU that dumps on current kernels: earlier ones do not know
 /// rseq, and fail on the vDSO of Linux 6.
 const MINIMUM: (u32, u32) = (3, 17);
+
+/// For how long `criu check` may take.
+const CHECK_LIMIT: Duration = Duration::from_secs(20);
 
 /// The file without which no time namespace is made.
 const TIMENS: &str = "timens-0.img";
@@ -193,7 +197,7 @@ impl Criu {
         let mut check = Command::new(&program);
         check.arg("check").stdout(Stdio::null());
         let (status, text) = reaper
-            .output(&mut check)
+            .output(&mut check, Some(CHECK_LIMIT))
             .map_err(|e| format!("run {}: {e}", program.display()))?;
         let reason = (status != 0).then(|| {
             let text = String::from_utf8_lossy(&text);

@@ -14,6 +14,7 @@
 
 pub mod cgroup;
 pub mod criu;
+mod deadline;
 pub mod files;
 pub mod mount;
 pub mod netns;

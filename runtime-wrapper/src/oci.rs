@@ -15,11 +15,12 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use thiserror::Error;
 
-use crate::reaper::Reaper;
+use crate::{deadline::Deadline, reaper::Reaper};
 
 /// Why a call of the runtime failed.
 #[derive(Debug, Error)]
@@ -53,6 +54,10 @@ pub enum OciError {
         source: io::Error,
     },
 }
+
+/// For how long CRIU may work on a container: far more than gigabytes of memory
+/// take, but not for ever, because the container stands still meanwhile.
+const CRIU_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a started process has as its stdin, stdout and stderr; none is the
 /// host's `/dev/null`, which CRIU could not dump, but a pipe or a terminal.
@@ -192,13 +197,22 @@ impl Runtime {
     }
 
     /// Runs a verb whose output does not matter.
-    fn run(&self, verb: &'static str, mut command: Command) -> Result<(), OciError> {
+    fn run(&self, verb: &'static str, command: Command) -> Result<(), OciError> {
+        self.run_within(verb, command, None)
+    }
+
+    fn run_within(
+        &self,
+        verb: &'static str,
+        mut command: Command,
+        limit: Option<Duration>,
+    ) -> Result<(), OciError> {
         // The log is per call: the last error in it is this call's.
         let _ = fs::remove_file(self.log_path());
         command.stdout(Stdio::null());
         let (status, stderr) = self
             .reaper
-            .output(&mut command)
+            .output(&mut command, limit)
             .map_err(|source| self.spawn_error(source))?;
         if status == 0 {
             Ok(())
@@ -214,6 +228,7 @@ impl Runtime {
         mut command: Command,
         pid_file: &Path,
         stdio: Stdio3,
+        limit: Option<Duration>,
     ) -> Result<i32, OciError> {
         let _ = fs::remove_file(self.log_path());
         let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
@@ -221,16 +236,21 @@ impl Runtime {
             .stdin(of(stdio.stdin))
             .stdout(of(stdio.stdout))
             .stderr(of(stdio.stderr));
-        let (_child, exit) = self
+        if limit.is_some() {
+            command.process_group(0);
+        }
+        let (child, exit) = self
             .reaper
             .spawn(&mut command)
             .map_err(|source| self.spawn_error(source))?;
         // Ours of the container's ends are in `command`; the pipes must not
         // stay open here, or their end would never be seen.
         drop(command);
+        let deadline = limit.map(|limit| Deadline::of(child.id(), limit));
         let exit = exit
             .blocking_recv()
             .map_err(|_| self.spawn_error(io::Error::other("the reaper is gone")))?;
+        drop(deadline);
         if exit.status != 0 {
             return Err(self.failed(verb, exit.status, b""));
         }
@@ -266,7 +286,7 @@ impl Runtime {
             command.arg("--no-pivot");
         }
         command.arg(&self.id);
-        self.launch("create", command, &pid_file, stdio)
+        self.launch("create", command, &pid_file, stdio, None)
     }
 
     /// `start`: the container's program begins.
@@ -298,7 +318,7 @@ impl Runtime {
             command.arg("--console-socket").arg(socket);
         }
         command.arg("--detach").arg(&self.id);
-        let pid = self.launch("exec", command, &pid_file, stdio);
+        let pid = self.launch("exec", command, &pid_file, stdio, None);
         let _ = fs::remove_file(&pid_file);
         pid
     }
@@ -341,7 +361,7 @@ impl Runtime {
             command.arg("--leave-running");
         }
         command.args(options.arguments()).arg(&self.id);
-        self.run("checkpoint", command)
+        self.run_within("checkpoint", command, Some(CRIU_LIMIT))
     }
 
     /// `restore`: a container's processes from an image, running. `inherited` are
@@ -372,7 +392,7 @@ impl Runtime {
             command.arg("--no-pivot");
         }
         command.args(options.arguments()).arg(&self.id);
-        self.launch("restore", command, &pid_file, stdio)
+        self.launch("restore", command, &pid_file, stdio, Some(CRIU_LIMIT))
     }
 }
 

@@ -12,14 +12,17 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
+
+use crate::deadline::Deadline;
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -160,13 +163,22 @@ impl Reaper {
     }
 
     /// Runs a command to its end with what it prints, blocking this thread.
-    /// Its exit code is 128 plus the signal's number if one killed it.
+    /// Its exit code is 128 plus the signal's number if one killed it. With a
+    /// limit, it and what it started are killed when the limit is over.
     ///
     /// # Errors
     /// When the command cannot be started or its output not be read.
-    pub fn output(&self, command: &mut Command) -> io::Result<(u32, Vec<u8>)> {
+    pub fn output(
+        &self,
+        command: &mut Command,
+        limit: Option<Duration>,
+    ) -> io::Result<(u32, Vec<u8>)> {
         command.stdin(Stdio::null()).stderr(Stdio::piped());
+        if limit.is_some() {
+            command.process_group(0);
+        }
         let (mut child, exit) = self.spawn(command)?;
+        let deadline = limit.map(|limit| Deadline::of(child.id(), limit));
         let mut text = Vec::new();
         if let Some(mut stderr) = child.stderr.take() {
             io::Read::read_to_end(&mut stderr, &mut text)?;
@@ -174,6 +186,7 @@ impl Reaper {
         let exit = exit
             .blocking_recv()
             .map_err(|_| io::Error::other("the reaper is gone"))?;
+        drop(deadline);
         Ok((exit.status, text))
     }
 }

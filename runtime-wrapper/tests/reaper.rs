@@ -10,7 +10,7 @@ use crab_runtime::reaper::Reaper;
 fn every_exit_reaches_whoever_asked_before_or_after() {
     let reaper = Reaper::start().unwrap();
     let (status, text) = reaper
-        .output(Command::new("sh").args(["-c", "echo no >&2; exit 3"]))
+        .output(Command::new("sh").args(["-c", "echo no >&2; exit 3"]), None)
         .unwrap();
     assert_eq!((status, text.as_slice()), (3, b"no\n".as_slice()));
 
@@ -25,7 +25,7 @@ fn every_exit_reaches_whoever_asked_before_or_after() {
     let pid_file = dir.path().join("pid");
     let script = format!("(exit 7) & echo $! > {}; exit 0", pid_file.display());
     let (status, _) = reaper
-        .output(Command::new("sh").args(["-c", &script]))
+        .output(Command::new("sh").args(["-c", &script]), None)
         .unwrap();
     assert_eq!(status, 0);
     let (_, exit) = reaper

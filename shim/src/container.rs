@@ -350,14 +350,16 @@ impl Processes {
             table.retain(|id, _| id == INIT);
         }
         table.remove(exec);
-        self.publisher.publish(Event::Delete(events::TaskDelete {
-            container_id: self.id.clone(),
-            id: exec.into(),
-            pid: gone.0 as u32,
-            exit_status: gone.1.status,
-            exited_at: MessageField::some(gone.1.at.into()),
-            ..Default::default()
-        }));
+        // As the Go shim: an exec's end is told by its exit alone.
+        if exec == INIT {
+            self.publisher.publish(Event::Delete(events::TaskDelete {
+                container_id: self.id.clone(),
+                pid: gone.0 as u32,
+                exit_status: gone.1.status,
+                exited_at: MessageField::some(gone.1.at.into()),
+                ..Default::default()
+            }));
+        }
         Ok(gone)
     }
 
