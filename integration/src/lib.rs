@@ -35,4 +35,4 @@ pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
 pub use events::{Event, Events};
 pub use sandbox::{ExecOptions, Sandbox, State};
 pub use terminal::Terminal;
-pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll};
+pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll, skip};

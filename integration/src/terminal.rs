@@ -89,8 +89,10 @@ impl Terminal {
     /// Waits until this was printed.
     pub fn wait_for(&self, text: &str) -> Result<()> {
         let what = format!("{} prints {text:?}", self.command);
-        poll(&what, LIMIT, || Ok(self.seen().contains(text).then_some(())))
-            .with_context(|| format!("it printed {:?}", self.seen()))
+        poll(&what, LIMIT, || {
+            Ok(self.seen().contains(text).then_some(()))
+        })
+        .with_context(|| format!("it printed {:?}", self.seen()))
     }
 
     /// Waits for the command's end, and gives its exit status.

@@ -3,7 +3,10 @@
 //! The host that everything runs on: one made by `scripts/testbed`.
 
 use std::{
-    env, thread,
+    env, fs,
+    io::Write,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -61,6 +64,16 @@ impl Testbed {
         self.cgroup
     }
 
+    /// Whether containers get a cgroup controller here: in v2 mode, the machine may
+    /// keep it for itself.
+    pub fn has_controller(&self, name: &str) -> bool {
+        match self.cgroup {
+            CgroupMode::V1 => Path::new("/sys/fs/cgroup").join(name).is_dir(),
+            CgroupMode::V2 => fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")
+                .is_ok_and(|all| all.split_whitespace().any(|one| one == name)),
+        }
+    }
+
     /// containerd, by `ctr`, in the namespace `default`.
     pub fn ctr(&self) -> Client {
         Client::ctr(self.cgroup)
@@ -109,6 +122,18 @@ impl Testbed {
             uname.release().to_string_lossy()
         )
     }
+}
+
+/// Says that a test, or a part of it, cannot run here, and why. `scripts/test` counts
+/// it: the file that it names is where these lines are collected.
+pub fn skip(why: &str) -> Result<()> {
+    let test = thread::current().name().unwrap_or("a test").to_owned();
+    println!("{test} skipped: {why}");
+    if let Some(path) = env::var_os("CRAB_TEST_SKIPPED") {
+        let mut file = fs::File::options().create(true).append(true).open(path)?;
+        writeln!(file, "{test}: {why}")?;
+    }
+    Ok(())
 }
 
 /// Asks until there is an answer; `what` names it when there is none in time.

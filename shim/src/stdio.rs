@@ -216,7 +216,8 @@ impl Client {
         }
     }
 
-    /// The process is about to start: begins to read what the client writes.
+    /// The process has its stdio and is about to start, or has: begins to read what
+    /// the client writes.
     ///
     /// Not before, as the Go shim: a client whose input is short is blocked until
     /// somebody opens its FIFO, reaches its input's end right after, and says so by

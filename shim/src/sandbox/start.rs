@@ -243,13 +243,14 @@ impl Container {
         spec: &[u8],
         client: &Arc<Client>,
     ) -> Result<(i32, Option<Arc<Terminal>>)> {
-        client.begin_input()?;
         let file = self.run_dir.join(format!("{exec}.json"));
         fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
         let launched = self
             .launch(client, Launch::Exec(exec.into(), file.clone()))
             .await;
         let _ = fs::remove_file(&file);
-        launched
+        let launched = launched?;
+        client.begin_input()?;
+        Ok(launched)
     }
 }
