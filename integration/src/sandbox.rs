@@ -173,45 +173,45 @@ impl Sandbox {
 
     /// How its client says that it is.
     pub fn state(&self) -> Result<State> {
-        Ok(self.state_and_pid()?.0)
+        if self.client != Client::Docker {
+            return Ok(self.task()?.0);
+        }
+        let format = "{{.State.Status}}";
+        let said = self
+            .client
+            .tool(["inspect", "--type", "container", "-f", format, &self.name])
+            .run()?;
+        if said.status != 0 && said.stderr.to_lowercase().contains("no such container") {
+            return Ok(State::Gone);
+        }
+        state_of(&said.text()?)
     }
 
-    /// The process id of its init on the host.
+    /// The process id of its init on the host. containerd is asked, for Docker as
+    /// well, which only remembers the one that it started first.
     pub fn pid(&self) -> Result<u32> {
-        let (state, pid) = self.state_and_pid()?;
+        let (state, pid) = self.task()?;
         pid.with_context(|| format!("{} has no init, it is {state:?}", self.name))
     }
 
-    fn state_and_pid(&self) -> Result<(State, Option<u32>)> {
-        match self.client {
-            Client::Ctr { .. } => {
-                let list = self.client.tool(["task", "ls"]).run()?.ok()?.stdout;
-                let row = list
-                    .lines()
-                    .map(|line| line.split_whitespace().collect::<Vec<_>>())
-                    .find(|row| row.first() == Some(&self.id.as_str()));
-                let Some(row) = row else {
-                    return Ok((State::Gone, None));
-                };
-                let [_, pid, state] = row[..] else {
-                    bail!("ctr task ls printed {row:?}");
-                };
-                Ok((state_of(state)?, pid.parse().ok().filter(|pid| *pid != 0)))
-            }
-            Client::Docker => {
-                let format = "{{.State.Status}} {{.State.Pid}}";
-                let said = self
-                    .client
-                    .tool(["inspect", "--type", "container", "-f", format, &self.name])
-                    .run()?;
-                if said.status != 0 && said.stderr.to_lowercase().contains("no such container") {
-                    return Ok((State::Gone, None));
-                }
-                let said = said.text()?;
-                let (state, pid) = said.split_once(' ').unwrap_or((&said, ""));
-                Ok((state_of(state)?, pid.parse().ok().filter(|pid| *pid != 0)))
-            }
-        }
+    /// What containerd says of its task.
+    fn task(&self) -> Result<(State, Option<u32>)> {
+        let list = Tool::new("ctr")
+            .args(["-n", self.client.namespace(), "task", "ls"])
+            .run()?
+            .ok()?
+            .stdout;
+        let row = list
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|row| row.first() == Some(&self.id.as_str()));
+        let Some(row) = row else {
+            return Ok((State::Gone, None));
+        };
+        let [_, pid, state] = row[..] else {
+            bail!("ctr task ls printed {row:?}");
+        };
+        Ok((state_of(state)?, pid.parse().ok().filter(|pid| *pid != 0)))
     }
 
     /// Waits until its client says that it is so.

@@ -4,11 +4,7 @@
 //! Nothing of the container is left afterwards: processes, cgroup, mounts, network
 //! namespace. What is in the store stays: `crab restore` starts from it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+use std::{fs, path::Path, time::SystemTime};
 
 use anyhow::{Context, Result};
 use containerd_shim_protos::{
@@ -19,7 +15,9 @@ use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, reaper::Reaper};
 
-use crate::{args::Args, sandbox::KILL_LIMIT, start::ADDRESS_FILE};
+use crab_store::SandboxId;
+
+use crate::{args::Args, capture::staging_dirs, sandbox::KILL_LIMIT, start::ADDRESS_FILE};
 
 /// Cleans up, and returns the message that containerd reads.
 pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
@@ -56,11 +54,11 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
     unmount_all(&bundle.join("rootfs"))?;
     let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
     netns::remove(&run_dir.join("netns"))?;
-    let staging: PathBuf = config
-        .staging_dir()
-        .join(format!("{}-{}", args.namespace, args.id));
-    for dir in [run_dir, staging] {
-        let _ = fs::remove_dir_all(dir);
+    let _ = fs::remove_dir_all(run_dir);
+    if let Ok(id) = SandboxId::new(&args.namespace, &args.id) {
+        for dir in staging_dirs(&config, &id) {
+            let _ = fs::remove_dir_all(dir);
+        }
     }
     if let Some(address) = note(ADDRESS_FILE) {
         let _ = fs::remove_file(Path::new(address.trim_start_matches("unix://")));

@@ -42,6 +42,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use args::Action;
+use crab_config::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -69,8 +70,17 @@ fn run() -> Result<()> {
         }
         Action::Delete => write_out(&cleanup::delete(&args)?),
         Action::Serve => {
-            log_to_containerd(args.debug)?;
-            serve::serve(&args)
+            let config = Config::load();
+            // A container is worth more than its checkpoints' settings.
+            let (config, wrong) = match config {
+                Ok(config) => (config, None),
+                Err(error) => (Config::default(), Some(error)),
+            };
+            log_to_containerd(args.debug, config.log_level)?;
+            if let Some(error) = wrong {
+                tracing::error!(%error, "using the default configuration");
+            }
+            serve::serve(&args, config)
         }
     }
 }
@@ -101,17 +111,21 @@ fn info() -> Result<()> {
 
 /// containerd reads the FIFO `log` in the bundle. It may stop to: then lines are
 /// lost, and nothing waits.
-fn log_to_containerd(debug: bool) -> Result<()> {
+fn log_to_containerd(debug: bool, level: LogLevel) -> Result<()> {
     let log = File::options()
         .read(true)
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
         .open("log")
         .context("open the FIFO log in the bundle")?;
-    let level = if debug {
-        LevelFilter::DEBUG
-    } else {
-        LevelFilter::INFO
+    let level = match level {
+        LogLevel::Trace => LevelFilter::TRACE,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        // containerd's own `--debug`.
+        _ if debug => LevelFilter::DEBUG,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Error => LevelFilter::ERROR,
     };
     tracing_subscriber::fmt()
         .with_max_level(level)

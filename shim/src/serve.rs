@@ -50,7 +50,7 @@ fn task_services(service: Arc<dyn Task + Send + Sync>) -> HashMap<String, Servic
 }
 
 /// Serves until containerd has the shim shut down.
-pub(crate) fn serve(args: &Args) -> Result<()> {
+pub(crate) fn serve(args: &Args, config: Config) -> Result<()> {
     // Before any other thread: it waits for every child of this process.
     let reaper = Reaper::start().context("become a subreaper")?;
     // SAFETY: `start` hands the listening socket over at this number, and nothing
@@ -63,15 +63,10 @@ pub(crate) fn serve(args: &Args) -> Result<()> {
         .max_blocking_threads(32)
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
-    runtime.block_on(run(args, reaper, UnixListener::from(listener)))
+    runtime.block_on(run(args, config, reaper, UnixListener::from(listener)))
 }
 
-async fn run(args: &Args, reaper: Reaper, listener: UnixListener) -> Result<()> {
-    let config = Config::load().unwrap_or_else(|error| {
-        // A container is worth more than its checkpoints' settings.
-        tracing::error!(%error, "using the default configuration");
-        Config::default()
-    });
+async fn run(args: &Args, config: Config, reaper: Reaper, listener: UnixListener) -> Result<()> {
     let ttrpc_socket =
         std::env::var(TTRPC_ADDRESS).unwrap_or_else(|_| format!("{}.ttrpc", args.address));
     let (publisher, sending) =

@@ -52,6 +52,23 @@ impl Set {
         paths
     }
 
+    /// The memory that an image of these processes may take, in bytes: what is
+    /// resident and not a file's (`statm`'s third field counts file and shared
+    /// pages together, so shared memory is left out).
+    pub fn image_bytes(&self) -> u64 {
+        let pages: u64 = self
+            .iter()
+            .filter_map(|process| {
+                let statm = fs::read_to_string(format!("/proc/{}/statm", process.pid)).ok()?;
+                let mut fields = statm.split_ascii_whitespace().skip(1);
+                let resident: u64 = fields.next()?.parse().ok()?;
+                let of_files: u64 = fields.next()?.parse().ok()?;
+                Some(resident.saturating_sub(of_files))
+            })
+            .sum();
+        pages * rustix::param::page_size() as u64
+    }
+
     /// Why no process image may be taken without harm or could not be restored,
     /// if so: known before anything is frozen.
     pub fn undumpable(&self, init: i32) -> Option<String> {

@@ -4,15 +4,26 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, anyhow};
+use crab_config::Config;
 use crab_runtime::{
     criu::{self, Criu},
     oci::ImagePaths,
     procs::Set,
 };
-use crab_store::{ProcessEntry, command_line};
+use crab_store::{ProcessEntry, SandboxId, command_line};
 
 use super::Capture;
 use crate::{container::INIT, sandbox::make_private_dir, turns::criu_options};
+
+/// Where CRIU writes a sandbox's images, in memory or on disk, until they are in
+/// the store.
+pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
+    let name = format!("{}-{}", id.namespace(), id.id());
+    [
+        config.staging_dir().join(&name),
+        config.store.join("staging").join(name),
+    ]
+}
 
 impl Capture {
     /// Whether CRIU can be asked, and would do no harm.
@@ -41,11 +52,17 @@ impl Capture {
     }
 
     /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
-    pub(super) fn dump(&self) -> Result<PathBuf> {
+    pub(super) fn dump(&self, set: &Set) -> Result<PathBuf> {
         let container = &self.container;
-        let base = container.host.config.staging_dir();
-        let name = format!("{}-{}", container.id.namespace(), container.id.id());
-        let dir = base.join(name);
+        let config = &container.host.config;
+        // In memory, as the sandbox stands still meanwhile; but not at the price of
+        // the host's.
+        let [memory, disk] = staging_dirs(config, &container.id);
+        let dir = if set.image_bytes() <= config.checkpoints.staging_bytes {
+            memory
+        } else {
+            disk
+        };
         if dir.exists() {
             // Of a dump that was never published.
             fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;

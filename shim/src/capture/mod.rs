@@ -36,6 +36,7 @@ use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage};
 use tokio::runtime::Handle;
 
 use self::dump::entries;
+pub(crate) use self::dump::staging_dirs;
 pub(crate) use self::roots::{Root, images_of, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
@@ -299,7 +300,7 @@ impl Capture {
         let mut set = self.processes()?;
         let mut image = None;
         if let Some(criu) = criu {
-            match self.dump() {
+            match self.dump(&set) {
                 Ok(dir) => {
                     degraded = self.left_out();
                     image = Some(StagedImage {

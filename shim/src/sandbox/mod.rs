@@ -38,6 +38,7 @@ use crab_store::SandboxId;
 pub(crate) use self::start::{KILL_LIMIT, Launch, Restore};
 use crate::{
     bundle::Bundle,
+    capture::staging_dirs,
     container::{INIT, Phase, Process, Processes},
     history::{self, Beginning, Images},
     publisher::Publisher,
@@ -283,6 +284,10 @@ impl Container {
         unmount_all(&self.bundle.dir().join("rootfs"))?;
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
+        }
+        for dir in staging_dirs(&self.host.config, &self.id) {
+            // Of a dump that failed half way.
+            let _ = fs::remove_dir_all(dir);
         }
         match fs::remove_dir_all(&self.run_dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

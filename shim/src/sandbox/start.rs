@@ -4,7 +4,10 @@
 use std::{
     fs,
     path::PathBuf,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,6 +29,9 @@ use crate::{
 
 /// How long killed processes may take to be gone.
 pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Numbers the console sockets of this shim.
+static CONSOLES: AtomicU32 = AtomicU32::new(0);
 
 /// What the runtime is asked to make.
 pub(crate) enum Launch {
@@ -83,7 +89,11 @@ impl Container {
             inherited = pipes::renew(&restore.pipes)?;
         }
         let (stdio, console) = if client.terminal() {
-            let path = self.run_dir.join(format!("{}.tty", launch.name()));
+            // Short, because a socket's address holds 107 bytes, of which the ids of
+            // Docker would take 130.
+            let unique = CONSOLES.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{}-{unique}.tty", std::process::id());
+            let path = self.host.config.run_dir.join(name);
             (Stdio3::default(), Some(ConsoleSocket::listen(&path)?))
         } else {
             (client.attach_pipes().await?, None)

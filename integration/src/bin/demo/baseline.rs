@@ -8,7 +8,11 @@ use std::{fs, path::Path};
 use anyhow::{Context, Result, ensure};
 use crab_integration::{Client, DEBIAN, RunOptions, Runtime, Tool};
 
-use crate::{report::Story, session::SESSION, show::bytes_in};
+use crate::{
+    report::{Story, size},
+    session::SESSION,
+    show::bytes_in,
+};
 
 const DIR: &str = "/var/tmp/crab-demo-baseline";
 
@@ -23,9 +27,11 @@ pub(crate) fn full_every_turn(story: Story, client: Client) -> Result<u64> {
     fs::remove_dir_all(dir).with_context(|| format!("remove {DIR}"))?;
     let (images, layers) = counted?;
     story.line(format!(
-        "{} checkpoints: {images} bytes of CRIU images (ctr task checkpoint --image-path) \
-         + {layers} bytes of writable layers (tar), both as they are on disk, uncompressed",
-        SESSION.len()
+        "{} checkpoints: {} of CRIU images (ctr task checkpoint --image-path) and {} of writable \
+         layers (tar), as they are on disk, not compressed",
+        SESSION.len(),
+        size(images),
+        size(layers)
     ));
     Ok(images + layers)
 }

@@ -96,7 +96,7 @@ fn line(row: &Row) -> [String; 11] {
         ms(cost.decide_us),
         ms(cost.capture_us),
         ms(cost.frozen_us),
-        cost.bytes_stored.to_string(),
+        size(cost.bytes_stored),
     ]
 }
 
@@ -112,6 +112,15 @@ fn short(script: &str) -> String {
 /// Microseconds as milliseconds.
 pub(crate) fn ms(us: u64) -> String {
     format!("{:.1} ms", us as f64 / 1e3)
+}
+
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_240 => format!("{bytes} B"),
+        10_240..10_485_760 => format!("{} KiB", bytes / 1024),
+        _ => format!("{} MiB", bytes / 1024 / 1024),
+    }
 }
 
 /// The object that `--json` prints.

@@ -10,7 +10,7 @@ use crab_integration::{
 };
 
 use crate::{
-    report::{Row, Story, table},
+    report::{Row, Story, size, table},
     session::{
         AFTER_CRASH, AFTER_ROLLBACK, AFTER_SECOND, COUNTER_IS_TWO, SECOND_TARGET, SESSION, Step,
     },
@@ -153,15 +153,19 @@ impl Show<'_> {
     fn session(&mut self) -> Result<()> {
         let id = self.sandbox.sandbox_id();
         self.story.line(format!(
-            "{} started {id}: sleep infinity\n",
-            self.sandbox.client().name()
+            "{} runs {} ({id}): sleep infinity\n",
+            self.sandbox.client().name(),
+            self.sandbox.name()
         ));
         let rows = self.steps(&SESSION)?;
         self.seen.bytes = bytes_in(&Path::new(STORE).join(&id))?;
+        let raw: u64 = rows.iter().map(|row| row.turn.record.cost.bytes_raw).sum();
         self.story.line(format!(
-            "\n{} turns, {} bytes in the store (packs, manifests, journal)",
+            "\n{} turns: {} in the store (packs, manifests, journal), {} before dedup and \
+             compression",
             rows.len(),
-            self.seen.bytes
+            size(self.seen.bytes),
+            size(raw)
         ));
         self.seen.session = rows;
         Ok(())
@@ -190,11 +194,11 @@ impl Show<'_> {
     }
 
     fn roll_back_to(&mut self, turn: u64) -> Result<()> {
-        let before = self.sandbox.sandbox_id();
         let said = self.crab.rollback(&self.sandbox, turn)?;
         let took = said["took_us"].as_u64().unwrap_or_default();
         self.story.line(format!(
-            "crab rollback {before} --turn {turn}: checkpoint {}, in {} ms",
+            "crab rollback {} --turn {turn}: checkpoint {}, in {} ms",
+            self.sandbox.name(),
             said["checkpoint"],
             took / 1000
         ));
@@ -248,7 +252,7 @@ impl Show<'_> {
         let took = said["took_us"].as_u64().unwrap_or_default();
         self.story.line(format!(
             "crab restore {}: turn {}, in {} ms",
-            self.sandbox.sandbox_id(),
+            self.sandbox.name(),
             said["turn"],
             took / 1000
         ));
