@@ -168,9 +168,25 @@ impl Client {
         .args(options.args.clone())
     }
 
+    /// The name of a container to be made. One that is taken is somebody else's,
+    /// whom a guard must not remove.
+    fn free_name(self, prefix: &str, options: &RunOptions) -> Result<String> {
+        let Some(name) = &options.id else {
+            return Ok(unique(prefix));
+        };
+        let found = match self {
+            Self::Ctr { .. } => self.tool(["container", "info", name]),
+            Self::Docker => self.tool(["inspect", "--type", "container", name]),
+        };
+        if found.run()?.status == 0 {
+            bail!("there is a container {name} already");
+        }
+        Ok(name.clone())
+    }
+
     /// Starts a container in the background.
     pub fn run(self, image: &str, options: RunOptions) -> Result<Sandbox> {
-        let name = options.id.clone().unwrap_or_else(|| unique("t"));
+        let name = self.free_name("t", &options)?;
         // What a failed start leaves is removed as well.
         let mut sandbox = Sandbox::new(self, options.runtime, &name);
         let started = self.run_tool(image, "-d", &name, &options).run()?.ok()?;
@@ -186,18 +202,16 @@ impl Client {
 
     /// The command line that runs a container in the foreground and removes it,
     /// and the guard of that container.
-    pub fn run_rm_tool(self, image: &str, options: RunOptions) -> (Tool, Sandbox) {
-        let name = options.id.clone().unwrap_or_else(|| unique("r"));
+    pub fn run_rm_tool(self, image: &str, options: RunOptions) -> Result<(Tool, Sandbox)> {
+        let name = self.free_name("r", &options)?;
         let guard = Sandbox::new(self, options.runtime, &name);
-        (self.run_tool(image, "--rm", &name, &options), guard)
+        Ok((self.run_tool(image, "--rm", &name, &options), guard))
     }
 
     /// Runs a container in the foreground and removes it.
     pub fn run_rm(self, image: &str, options: RunOptions) -> Result<Output> {
-        let name = options.id.clone().unwrap_or_else(|| unique("r"));
-        let _guard = Sandbox::new(self, options.runtime, &name);
-        self.run_tool(image, "--rm", &name, &options)
-            .limit(Duration::from_secs(60))
+        let (tool, _guard) = self.run_rm_tool(image, options)?;
+        tool.limit(Duration::from_secs(60))
             .run()
             .context("run a container in the foreground")
     }

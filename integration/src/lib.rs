@@ -21,18 +21,22 @@
 mod census;
 mod client;
 mod command;
+mod counter;
 mod crab;
 mod events;
 pub mod processes;
 mod sandbox;
+mod swap;
 mod terminal;
 mod testbed;
 
 pub use census::Census;
 pub use client::{Client, RunOptions, Runtime};
 pub use command::{Output, Running, Tool};
+pub use counter::Counter;
 pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
 pub use events::{Event, Events};
 pub use sandbox::{ExecOptions, Sandbox, State};
+pub use swap::Swapped;
 pub use terminal::Terminal;
 pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll, skip};

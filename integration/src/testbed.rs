@@ -6,6 +6,7 @@ use std::{
     env, fs,
     io::Write,
     path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -57,6 +58,14 @@ impl Testbed {
             bail!("only root can drive the test host");
         }
         Ok(Self { cgroup })
+    }
+
+    /// For tests that stop or change what others need: one of them at a time in this
+    /// process.
+    pub fn alone(&self) -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        // One that failed has left its guards' work done.
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How cgroups are laid out here.

@@ -147,7 +147,7 @@ fn stdin_reaches_the_program_and_ends_with_its_end() -> Result<()> {
         };
         let sandbox = client.run(BUSYBOX, RunOptions::new())?;
         for input in ["one line\n", "no end of line", &big] {
-            let (tool, _guard) = client.run_rm_tool(BUSYBOX, interactive.clone().args(["cat"]));
+            let (tool, _guard) = client.run_rm_tool(BUSYBOX, interactive.clone().args(["cat"]))?;
             let said = tool.stdin(input).limit(LIMIT).run()?.ok()?;
             assert!(said.stdout == input, "{}", said.command);
             let options = ExecOptions::new().stdin(input).limit(LIMIT);
@@ -163,7 +163,8 @@ fn a_stdin_that_is_empty_or_not_read_ends_too() -> Result<()> {
     let testbed = Testbed::here()?;
     // `ctr` itself cannot tell an end that comes before its Create is answered.
     let docker = testbed.docker();
-    let (tool, _guard) = docker.run_rm_tool(BUSYBOX, RunOptions::new().flags(["-i"]).args(["cat"]));
+    let (tool, _guard) =
+        docker.run_rm_tool(BUSYBOX, RunOptions::new().flags(["-i"]).args(["cat"]))?;
     assert_eq!(tool.limit(LIMIT).run()?.ok()?.stdout, "");
     for client in testbed.clients() {
         let sandbox = client.run(BUSYBOX, RunOptions::new())?;
@@ -217,7 +218,7 @@ fn a_terminal_works_and_follows_its_window() -> Result<()> {
             Client::Ctr { .. } => "-t",
         };
         let options = RunOptions::new().flags([flags]).args(["bash", "--norc"]);
-        let (tool, _guard) = client.run_rm_tool(DEBIAN, options);
+        let (tool, _guard) = client.run_rm_tool(DEBIAN, options)?;
         uses_the_terminal(Terminal::start(&tool, 31, 97)?).context("run")?;
 
         let sandbox = client.run(DEBIAN, RunOptions::new())?;

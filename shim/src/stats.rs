@@ -116,6 +116,8 @@ fn hybrid(table: &str) -> v1::Metrics {
                 kernel: number(&dir, "cpuacct.usage_sys"),
                 ..Default::default()
             }),
+            // dockerd reads it without asking whether it is there, and dies if not.
+            throttling: MessageField::some(throttling(table)),
             ..Default::default()
         });
     }
@@ -136,6 +138,18 @@ fn hybrid(table: &str) -> v1::Metrics {
         });
     }
     metrics
+}
+
+/// All of it 0 where the cpu controller is not a v1 one.
+fn throttling(table: &str) -> v1::Throttle {
+    let dir = dir_of(table, "cpu");
+    let stat = |key: &str| dir.as_ref().map_or(0, |dir| keyed(dir, "cpu.stat", key));
+    v1::Throttle {
+        periods: stat("nr_periods "),
+        throttled_periods: stat("nr_throttled "),
+        throttled_time: stat("throttled_time "),
+        ..Default::default()
+    }
 }
 
 #[cfg(test)]

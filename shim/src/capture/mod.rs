@@ -281,8 +281,13 @@ impl Capture {
     }
 
     /// One freeze over both halves.
-    fn take_frozen(&mut self, seen: &Seen, half: ProcessHalf, start: Instant) -> Result<Taken> {
-        let wants_image = matches!(half, ProcessHalf::Image(_));
+    fn take_frozen(
+        &mut self,
+        seen: &Seen,
+        mut half: ProcessHalf,
+        start: Instant,
+    ) -> Result<Taken> {
+        let mut wants_image = matches!(half, ProcessHalf::Image(_));
         // Whatever makes an image impossible is found before the freeze.
         let mut degraded = None;
         let mut criu = None;
@@ -299,6 +304,19 @@ impl Capture {
         let frozen = self.cgroup.freeze(limit)?;
         let mut set = self.processes()?;
         let mut image = None;
+        let mut scans = None;
+        if !wants_image {
+            let found = self.scan(&set)?;
+            if let Some(in_use) = self.held_change(&found, &set) {
+                half = ProcessHalf::Image(format!("{in_use} changed, which a process holds"));
+                wants_image = true;
+                match self.can_dump() {
+                    Ok(version) => criu = Some(version),
+                    Err(reason) => degraded = Some(files_only(&reason)),
+                }
+            }
+            scans = Some(found);
+        }
         if let Some(criu) = criu {
             match self.dump(&set) {
                 Ok(dir) => {
@@ -317,7 +335,10 @@ impl Capture {
         // After CRIU, which works from inside the cgroup and is counted there;
         // nothing of the sandbox can have run since.
         let epoch = self.effects().ok();
-        let scans = self.scan(&set)?;
+        let scans = match scans {
+            Some(scans) => scans,
+            None => self.scan(&set)?,
+        };
         let count = scans.count();
         let changed = self.changed_paths(&scans);
         let roots = self.stage(scans)?;

@@ -66,6 +66,9 @@ fn figures(story: Story, testbed: &Testbed) -> Result<Figures> {
         ..Figures::default()
     };
     figures.count(&ctr.session);
-    figures.bytes_full_every_turn = baseline::full_every_turn(story, testbed.ctr())?;
+    match baseline::full_every_turn(story, testbed.ctr()) {
+        Ok(bytes) => figures.bytes_full_every_turn = bytes,
+        Err(error) => story.check(false, format!("{error:#}")),
+    }
     Ok(figures)
 }

@@ -162,6 +162,7 @@ impl Figures {
     /// Whether everything was as it has to be.
     pub(crate) fn all_good(&self) -> bool {
         self.turns > 0
+            && self.bytes_full_every_turn > 0
             && self.misclassified == 0
             && [self.rollback_ok, self.restore_ok, self.docker_ok] == [1; 3]
     }
