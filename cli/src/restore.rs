@@ -11,7 +11,10 @@
 //! A wish that was not granted is taken back, so that a later ordinary start of
 //! the container is an ordinary start.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use crab_store::{
     Client, JournalRecord, Manifest, RestoreRequest, SandboxId, SandboxStore, TurnId,
@@ -171,7 +174,9 @@ async fn bring_back(
     let before = restores(sandbox)?;
     // Once a shim has taken the wish, another start would be an ordinary one.
     let wish_is_open = || matches!(sandbox.restore_request(), Ok(Some(_)));
-    starter::start(client, id, wish_is_open).await?;
+    let meta = sandbox.meta().map_err(|error| error.to_string())?;
+    let bundle = meta.map(|meta| PathBuf::from(meta.bundle));
+    starter::start(client, id, bundle.as_deref(), wish_is_open).await?;
     let deadline = Instant::now() + RUNNING_TIMEOUT;
     loop {
         let mut last = "no shim has come up".to_owned();

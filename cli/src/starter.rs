@@ -2,39 +2,82 @@
 
 //! Starting a container again, through the client that made it.
 
-use std::{io, process::Stdio, time::Duration};
+use std::{
+    io,
+    path::Path,
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use crab_store::{Client, SandboxId};
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    process::Command,
+    time::{sleep, timeout},
+};
 
 /// For how long a client may take to start a container.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
+/// For how long containerd and Docker may take to notice that a container is dead.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
 
-/// Starts the container; says in one line why that failed. `may_retry` tells
-/// whether a second try would still be the restore that is wanted.
+/// Starts the container; says in one line why that failed. `bundle` is where
+/// containerd had its task's files, and `may_retry` tells whether another try
+/// would still be the restore that is wanted.
 pub(crate) async fn start(
     client: Client,
     id: &SandboxId,
-    may_retry: impl FnOnce() -> bool,
+    bundle: Option<&Path>,
+    may_retry: impl Fn() -> bool,
 ) -> Result<(), String> {
     match client {
-        Client::Docker => run("docker", &["start", id.id()]).await,
-        Client::Containerd => {
-            let namespace = ["-n", id.namespace(), "task"];
-            let ctr = async |args: &[&str]| run("ctr", &[&namespace[..], args].concat()).await;
-            let start = ["start", "-d", id.id()];
-            let Err(error) = ctr(&start).await else {
-                return Ok(());
-            };
-            // The record of the dead task may be in the way: then no shim was
-            // started. Nothing is lost by removing it: one that is alive cannot
-            // be removed so.
-            if !may_retry() || ctr(&["rm", id.id()]).await.is_err() {
-                return Err(error);
-            }
-            ctr(&start).await
-        }
+        Client::Docker => docker(id, may_retry).await,
+        Client::Containerd => containerd(id, bundle, may_retry).await,
     }
+}
+
+/// Until Docker has heard of the container's death, a start does nothing, and is
+/// no error. One that did something has brought up a shim that took the wish.
+async fn docker(id: &SandboxId, may_retry: impl Fn() -> bool) -> Result<(), String> {
+    let deadline = Instant::now() + NOTICE_TIMEOUT;
+    loop {
+        run("docker", &["start", id.id()]).await?;
+        if !may_retry() || Instant::now() > deadline {
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
+}
+
+async fn containerd(
+    id: &SandboxId,
+    bundle: Option<&Path>,
+    may_retry: impl Fn() -> bool,
+) -> Result<(), String> {
+    let namespace = ["-n", id.namespace(), "task"];
+    let ctr = async |args: &[&str]| run("ctr", &[&namespace[..], args].concat()).await;
+    let start = ["start", "-d", id.id()];
+    let Err(error) = ctr(&start).await else {
+        return Ok(());
+    };
+    if !may_retry() {
+        return Err(error);
+    }
+    // The record of the dead task may be in the way: then no shim was started.
+    // Nothing is lost by removing it: one that is alive cannot be removed so.
+    // containerd 2 says that there is none while it still clears it away by
+    // itself; the bundle directory is the last of it.
+    let removed = ctr(&["rm", id.id()]).await;
+    let is_there = || bundle.is_some_and(Path::exists);
+    if removed.is_err() && !is_there() {
+        // It may have gone in between.
+        return ctr(&start).await.map_err(|_| error);
+    }
+    let deadline = Instant::now() + NOTICE_TIMEOUT;
+    while is_there() && Instant::now() < deadline {
+        sleep(POLL).await;
+    }
+    ctr(&start).await
 }
 
 async fn run(program: &str, args: &[&str]) -> Result<(), String> {

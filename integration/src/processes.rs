@@ -36,6 +36,8 @@ pub fn all() -> Vec<(u32, Vec<String>)> {
 
 fn program(words: &[String]) -> &str {
     let path = words.first().map_or("", String::as_str);
+    // CRIU at work calls itself "criu: dump ...".
+    let path = path.split(": ").next().unwrap_or(path);
     path.rsplit('/').next().unwrap_or(path)
 }
 

@@ -151,13 +151,13 @@ impl Cgroup {
         self.id
     }
 
-    /// Whether the cgroup bears a container's id, as runc names it: the last
-    /// part of the path, or within a systemd scope's name. A pid from a file may
-    /// be another process's by now.
+    /// Whether the cgroup bears a container's id, as runc names it: the last part
+    /// of the path, or a systemd scope `<prefix>-<id>.scope`. A pid from a file may be
+    /// another process's by now.
     pub fn names(&self, id: &str) -> bool {
         self.unified
             .file_name()
-            .is_some_and(|name| name.to_string_lossy().contains(id))
+            .is_some_and(|name| is_named(&name.to_string_lossy(), id))
     }
 
     /// Every process in the cgroup and in cgroups below it.
@@ -301,6 +301,14 @@ impl Cgroup {
     }
 }
 
+fn is_named(directory: &str, id: &str) -> bool {
+    directory == id
+        || directory
+            .strip_suffix(".scope")
+            .and_then(|name| name.strip_suffix(id))
+            .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with(['-', ':']))
+}
+
 /// Whether a process has ended and only waits to be reaped, or is gone.
 fn is_zombie(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
@@ -366,6 +374,14 @@ mod tests {
     #[test]
     fn a_path_may_hold_colons() {
         assert_eq!(path_of("0::/a:b/c", "").as_deref(), Some("/a:b/c"));
+    }
+
+    #[test]
+    fn a_name_that_only_contains_the_id_is_anothers() {
+        assert!(is_named("web", "web"));
+        assert!(is_named("cri-containerd-web.scope", "web"));
+        assert!(!is_named("web2", "web"));
+        assert!(!is_named("cri-containerd-myweb.scope", "web"));
     }
 
     #[test]

@@ -7,10 +7,34 @@
 use std::{
     sync::mpsc::{RecvTimeoutError, Sender, channel},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
+/// How long killed processes may take to be gone and reaped.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Ends what a failed child has left of its process group, and waits until it is
+/// gone. A CRIU that outlives its runtime would go on with the container, and at last
+/// freeze it again, as it found it, when everybody else takes it for thawed.
+pub(crate) fn end_group(leader: u32) {
+    let Some(group) = Pid::from_raw(leader as i32) else {
+        return;
+    };
+    if kill_process_group(group, Signal::KILL).is_err() {
+        // Nobody is left in it.
+        return;
+    }
+    let start = Instant::now();
+    while test_kill_process_group(group).is_ok() {
+        if start.elapsed() > END_LIMIT {
+            tracing::error!(leader, "processes of a failed command do not end");
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Ends a process group unless it is dropped in time.
 pub(crate) struct Deadline {

@@ -5,12 +5,20 @@
 //! source, options); a root is usually one overlay.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::{
+    fs::CWD,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount,
+        move_mount, unmount,
+    },
+};
 use thiserror::Error;
 
 /// Why something could not be mounted or unmounted.
@@ -66,6 +74,43 @@ fn split_options(options: &[String]) -> (MountFlags, Vec<&str>) {
     (flags, data)
 }
 
+/// The kernel takes at most a page of options, and cuts off the rest in silence.
+const PAGE: usize = 4096;
+
+/// Mounts an overlay of so many layers that its options exceed a page: each layer is
+/// told by itself (`lowerdir+`, Linux 6.5).
+fn mount_long_overlay(
+    request: &MountRequest,
+    flags: MountFlags,
+    data: &[&str],
+    target: &Path,
+) -> io::Result<()> {
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", request.source.as_str())?;
+    for option in data {
+        match option.split_once('=') {
+            Some(("lowerdir", layers)) => {
+                for layer in layers.split(':') {
+                    fsconfig_set_string(&context, "lowerdir+", layer)?;
+                }
+            }
+            Some((key, value)) => fsconfig_set_string(&context, key, value)?,
+            None => fsconfig_set_flag(&context, *option)?,
+        }
+    }
+    if flags.contains(MountFlags::RDONLY) {
+        fsconfig_set_flag(&context, "ro")?;
+    }
+    fsconfig_create(&context)?;
+    let mounted = fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        MountAttrFlags::empty(),
+    )?;
+    let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    Ok(move_mount(&mounted, "", CWD, target, whole)?)
+}
+
 /// Mounts one request at `root` (or below it).
 ///
 /// # Errors
@@ -78,6 +123,10 @@ pub fn mount_request(request: &MountRequest, root: &Path) -> Result<(), MountErr
     };
     let (flags, data) = split_options(&request.options);
     let bind = flags.contains(MountFlags::BIND);
+    if request.kind == "overlay" && data.iter().map(|o| o.len() + 1).sum::<usize>() >= PAGE {
+        return mount_long_overlay(request, flags, &data, &target)
+            .map_err(|e| MountError::new("mount", &target, e));
+    }
     let data = std::ffi::CString::new(data.join(","))
         .map_err(|e| MountError::new("mount", &target, io::Error::other(e)))?;
     let kind = if bind { "" } else { request.kind.as_str() };
@@ -117,24 +166,31 @@ pub fn unmount_all(target: &Path) -> Result<(), MountError> {
     }
 }
 
+/// Whether nothing uses the mount at `target` beside the mount itself, so that it
+/// could be unmounted now. (The first expiring unmount only marks the mount, and tells
+/// whether it is in use: umount(2).)
+///
+/// # Errors
+/// When it is in use, or no mount point.
+pub fn check_unused(target: &Path) -> Result<(), MountError> {
+    match unmount(target, UnmountFlags::EXPIRE) {
+        Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(error) => Err(MountError::new("unmount", target, error)),
+        // Marked by somebody else before: gone now.
+        Ok(()) => Err(MountError::new(
+            "keep mounted",
+            target,
+            io::Error::other("somebody else was unmounting it"),
+        )),
+    }
+}
+
 /// Unmounts the one mount at `target`, or fails if something still uses it.
 ///
 /// # Errors
 /// When it is busy or no mount point.
 pub fn unmount_strict(target: &Path) -> Result<(), MountError> {
     unmount(target, UnmountFlags::empty()).map_err(|e| MountError::new("unmount", target, e))
-}
-
-/// Keeps later mounts below `target` out of other mount namespaces.
-///
-/// # Errors
-/// When the kernel refuses.
-pub fn make_private(target: &Path) -> Result<(), MountError> {
-    mount_change(
-        target,
-        rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
-    )
-    .map_err(|e| MountError::new("make private", target, e))
 }
 
 /// A writable tmpfs of a container.
@@ -159,14 +215,37 @@ impl Tmpfs {
     }
 }
 
-/// The writable tmpfs mounts that a process sees, in order of mounting.
+/// The writable tmpfs mounts that are a container's own: those that a process of it
+/// sees and we do not. One that is mounted here, too, is a bind of the host's or of
+/// another container's (`/dev/shm` with `--ipc=host`, a pod's memory volume): what is
+/// written there is an effect outside, which no rollback may undo.
 ///
 /// # Errors
 /// When the process is gone.
 pub fn tmpfs_of(pid: i32) -> Result<Vec<Tmpfs>, MountError> {
     let path = PathBuf::from(format!("/proc/{pid}/mountinfo"));
-    let table = fs::read(&path).map_err(|e| MountError::new("read", &path, e))?;
-    Ok(tmpfs_in(&table))
+    let read = |path: &Path| fs::read(path).map_err(|e| MountError::new("read", path, e));
+    let ours = devices_in(&read(Path::new("/proc/self/mountinfo"))?);
+    let mut found = tmpfs_in(&read(&path)?);
+    found.retain(|tmpfs| !ours.contains(&tmpfs.device));
+    Ok(found)
+}
+
+/// The device numbers of everything in a mountinfo table.
+fn devices_in(table: &[u8]) -> BTreeSet<u64> {
+    table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| device(line.split(|byte| *byte == b' ').nth(2)?))
+        .collect()
+}
+
+/// `major:minor`.
+fn device(text: &[u8]) -> Option<u64> {
+    let (major, minor) = std::str::from_utf8(text).ok()?.split_once(':')?;
+    Some(rustix::fs::makedev(
+        major.parse().ok()?,
+        minor.parse().ok()?,
+    ))
 }
 
 /// Parses proc_pid_mountinfo(5):
@@ -178,7 +257,7 @@ fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
         let Some(dash) = fields.iter().position(|f| *f == b"-") else {
             continue;
         };
-        let (Some(device), Some(root), Some(at), Some(options)) =
+        let (Some(number), Some(root), Some(at), Some(options)) =
             (fields.get(2), fields.get(3), fields.get(4), fields.get(5))
         else {
             continue;
@@ -200,16 +279,10 @@ fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
         {
             continue;
         }
-        let numbers = std::str::from_utf8(device)
-            .ok()
-            .and_then(|text| text.split_once(':'));
-        let Some((Ok(major), Ok(minor))) = numbers.map(|(a, b)| (a.parse(), b.parse())) else {
+        let Some(device) = device(number) else {
             continue;
         };
-        found.push(Tmpfs {
-            path,
-            device: rustix::fs::makedev(major, minor),
-        });
+        found.push(Tmpfs { path, device });
     }
     found
 }
@@ -258,6 +331,13 @@ mod tests {
         assert_eq!(paths, ["/dev", "/run x", "/dev/shm"]);
         assert_eq!(found[2].device, rustix::fs::makedev(0, 56));
         assert_eq!(found[2].criu_image(), "tmpfs-dev-56.tar.gz.img");
+    }
+
+    #[test]
+    fn what_is_mounted_here_too_is_not_the_containers_own() {
+        let ours = devices_in(b"1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / /dev/shm rw - tmpfs b rw\n");
+        assert!(ours.contains(&rustix::fs::makedev(0, 9)));
+        assert!(!ours.contains(&rustix::fs::makedev(0, 8)));
     }
 
     #[test]

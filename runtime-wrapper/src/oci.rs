@@ -20,7 +20,10 @@ use std::{
 
 use thiserror::Error;
 
-use crate::{deadline::Deadline, reaper::Reaper};
+use crate::{
+    deadline::{Deadline, end_group},
+    reaper::Reaper,
+};
 
 /// Why a call of the runtime failed.
 #[derive(Debug, Error)]
@@ -252,6 +255,9 @@ impl Runtime {
             .map_err(|_| self.spawn_error(io::Error::other("the reaper is gone")))?;
         drop(deadline);
         if exit.status != 0 {
+            if limit.is_some() {
+                end_group(child.id());
+            }
             return Err(self.failed(verb, exit.status, b""));
         }
         let pid = fs::read_to_string(pid_file).and_then(|text| {
@@ -310,7 +316,7 @@ impl Runtime {
         console: Option<&Path>,
         stdio: Stdio3,
     ) -> Result<i32, OciError> {
-        let pid_file = self.pid_file(exec_id);
+        let pid_file = self.pid_file(&format!("exec-{exec_id}"));
         let mut command = self.command("exec");
         command.arg("--process").arg(process);
         command.arg("--pid-file").arg(&pid_file);

@@ -22,7 +22,7 @@ use std::{
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, end_group};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -129,10 +129,14 @@ impl Reaper {
     }
 
     /// The exit of `pid`, a child of this process or about to become one,
-    /// whether it is still to come or has come already.
-    pub fn exit_of(&self, pid: i32) -> oneshot::Receiver<Exit> {
+    /// whether it is still to come or has come already; but not before `since`:
+    /// that was another process, whose pid this one has now.
+    pub fn exit_of(&self, pid: i32, since: SystemTime) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
+        state
+            .parked
+            .retain(|(p, exit)| *p != pid || exit.at >= since);
         if let Some(at) = state.parked.iter().position(|(p, _)| *p == pid) {
             if let Some((_, exit)) = state.parked.remove(at) {
                 let _ = sender.send(exit);
@@ -164,7 +168,8 @@ impl Reaper {
 
     /// Runs a command to its end with what it prints, blocking this thread.
     /// Its exit code is 128 plus the signal's number if one killed it. With a
-    /// limit, it and what it started are killed when the limit is over.
+    /// limit, it and what it started are killed when the limit is over, and when it
+    /// fails nothing that it started is left.
     ///
     /// # Errors
     /// When the command cannot be started or its output not be read.
@@ -187,6 +192,9 @@ impl Reaper {
             .blocking_recv()
             .map_err(|_| io::Error::other("the reaper is gone"))?;
         drop(deadline);
+        if limit.is_some() && exit.status != 0 {
+            end_group(child.id());
+        }
         Ok((exit.status, text))
     }
 }

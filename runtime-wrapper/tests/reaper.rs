@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The reaper takes every child of its process: its test has one of its own.
 
-use std::process::Command;
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, SystemTime},
+};
 
 use crab_runtime::reaper::Reaper;
 
@@ -40,5 +44,27 @@ fn every_exit_reaches_whoever_asked_before_or_after() {
         .trim()
         .parse()
         .unwrap();
-    assert_eq!(reaper.exit_of(orphan).blocking_recv().unwrap().status, 9);
+    assert_eq!(
+        reaper
+            .exit_of(orphan, SystemTime::UNIX_EPOCH)
+            .blocking_recv()
+            .unwrap()
+            .status,
+        9
+    );
+
+    // A failed command leaves nothing behind, if it has a limit.
+    let script = format!(
+        "sleep 30 2>/dev/null & echo $! > {}; exit 1",
+        pid_file.display()
+    );
+    let (status, _) = reaper
+        .output(
+            Command::new("sh").args(["-c", &script]),
+            Some(Duration::from_secs(20)),
+        )
+        .unwrap();
+    assert_eq!(status, 1);
+    let left = std::fs::read_to_string(&pid_file).unwrap();
+    assert!(!Path::new("/proc").join(left.trim()).exists());
 }

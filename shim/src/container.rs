@@ -16,7 +16,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::SystemTime,
 };
 
@@ -97,6 +97,8 @@ pub(crate) struct Process {
     /// Held by the init's entry for as long as it lives, so that a rollback can
     /// attach new pipes; by an exec's only until it is deleted.
     pub(crate) client: Option<Arc<Client>>,
+    /// The same after the process's end, while output is still relayed.
+    draining: Weak<Client>,
     pub(crate) terminal: Option<Arc<Terminal>>,
     /// The OCI process specification of an exec.
     pub(crate) spec: Vec<u8>,
@@ -111,6 +113,7 @@ impl Process {
             phase,
             paths,
             client,
+            draining: Weak::new(),
             terminal: None,
             spec: Vec::new(),
             ended: watch::Sender::new(None),
@@ -297,6 +300,7 @@ impl Processes {
         process.phase = Phase::Stopped(pid, exit);
         if let Some(client) = &process.client {
             client.stop_input();
+            process.draining = Arc::downgrade(client);
         }
         // The FIFOs close when the pipes are drained.
         process.client = None;
@@ -349,7 +353,12 @@ impl Processes {
             // Whoever deletes the container deletes what was exec'd in it.
             table.retain(|id, _| id == INIT);
         }
-        table.remove(exec);
+        if let Some(process) = table.remove(exec)
+            && let Some(client) = process.client.or_else(|| process.draining.upgrade())
+        {
+            // Nobody reads any more; what runs on is drained into nothing.
+            client.detach();
+        }
         // As the Go shim: an exec's end is told by its exit alone.
         if exec == INIT {
             self.publisher.publish(Event::Delete(events::TaskDelete {

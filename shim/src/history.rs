@@ -43,6 +43,14 @@ pub(crate) struct Images {
     pub(crate) disposable: bool,
 }
 
+impl Drop for Images {
+    fn drop(&mut self) {
+        if self.disposable {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
 impl Images {
     /// Those that a client has, of which nothing more is known.
     pub(crate) fn of_client(dir: &Path) -> Self {

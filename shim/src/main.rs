@@ -26,6 +26,7 @@ mod serve;
 mod start;
 mod stats;
 mod stdio;
+mod still;
 mod task;
 mod terminal;
 mod tracer;

@@ -4,7 +4,7 @@
 //! Runs while the sandbox runs on. If it fails, nothing of it is left in the
 //! store, and the next capture takes nothing for granted.
 
-use std::{collections::BTreeMap, fs, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use anyhow::Result;
 use crab_runtime::{criu, files::Index};
@@ -66,12 +66,7 @@ impl Publication {
         let processes = match std::mem::replace(&mut self.staged.processes, StagedProcesses::None) {
             StagedProcesses::Kept => self.parent.as_ref().and_then(|parent| parent.processes),
             StagedProcesses::None => None,
-            StagedProcesses::Image(image) => {
-                let stored = self.image(&image, &files, &mut pack);
-                // It is in the store, or it is void.
-                let _ = fs::remove_dir_all(&image.dir);
-                Some(stored?)
-            }
+            StagedProcesses::Image(image) => Some(self.image(&image, &files, &mut pack)?),
         };
         if kept && self.degraded.is_none() {
             // What the older one lacks, this one lacks too.

@@ -30,7 +30,11 @@ use rustix::{
     fs::{Mode, OFlags},
     pipe::{PipeFlags, pipe_with},
 };
-use tokio::{net::unix::pipe, sync::Mutex, task::JoinHandle};
+use tokio::{
+    net::unix::pipe,
+    sync::{Mutex, watch},
+    task::JoinHandle,
+};
 
 use crate::terminal::Terminal;
 
@@ -105,7 +109,7 @@ pub(crate) struct Client {
     stdout: Sink,
     stderr: Sink,
     /// The client has deleted the process.
-    gone: AtomicBool,
+    gone: watch::Sender<bool>,
     terminal: bool,
     input: Input,
 }
@@ -151,7 +155,7 @@ impl Client {
             } else {
                 Sink::open(&paths.stderr)?
             },
-            gone: AtomicBool::new(false),
+            gone: watch::Sender::new(false),
             terminal: paths.terminal,
             input: Input {
                 sink: Arc::default(),
@@ -222,7 +226,15 @@ impl Client {
     /// Not before, as the Go shim: a client whose input is short is blocked until
     /// somebody opens its FIFO, reaches its input's end right after, and says so by
     /// CloseIO. `ctr` can say so only once its Create or Exec has been answered.
-    pub(crate) fn begin_input(&self) -> Result<()> {
+    pub(crate) fn begin_input(&self) {
+        if let Err(error) = self.open_input() {
+            // The client is gone; its process runs on without input.
+            tracing::warn!(error = %format!("{error:#}"), "no input");
+            *lock(&self.input.pump) = Pump::Over;
+        }
+    }
+
+    fn open_input(&self) -> Result<()> {
         let mut pump = lock(&self.input.pump);
         let Pump::Waiting(path) = &*pump else {
             return Ok(());
@@ -256,7 +268,7 @@ impl Client {
 
     /// The process is deleted: nothing more is written to the client.
     pub(crate) fn detach(&self) {
-        self.gone.store(true, Ordering::SeqCst);
+        self.gone.send_replace(true);
         self.stop_input();
     }
 
@@ -320,41 +332,85 @@ async fn write_pipe(pipe: &pipe::Sender, mut data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-impl Client {
-    async fn deliver(&self, data: &[u8], to_stderr: bool) {
-        if self.gone.load(Ordering::SeqCst) {
-            return;
+/// Where output goes until the client is gone; then nowhere, and the client's FIFOs
+/// are let go.
+struct Outlet {
+    client: Option<Arc<Client>>,
+    gone: watch::Receiver<bool>,
+    to_stderr: bool,
+}
+
+impl Outlet {
+    fn new(client: Arc<Client>, to_stderr: bool) -> Self {
+        Self {
+            gone: client.gone.subscribe(),
+            client: Some(client),
+            to_stderr,
         }
-        let sink = if to_stderr {
-            &self.stderr
+    }
+
+    /// Ends when the client is gone; never if it was before.
+    async fn closed(&mut self) {
+        if self.client.is_some() {
+            let _ = self.gone.wait_for(|gone| *gone).await;
+            self.client = None;
         } else {
-            &self.stdout
+            std::future::pending().await
+        }
+    }
+
+    async fn deliver(&mut self, data: &[u8]) {
+        let Some(client) = self.client.clone() else {
+            return;
         };
-        if let Err(error) = sink.write(data).await {
-            tracing::warn!(%error, "output dropped");
+        let sink = if self.to_stderr {
+            &client.stderr
+        } else {
+            &client.stdout
+        };
+        tokio::select! {
+            written = sink.write(data) => {
+                if let Err(error) = written {
+                    tracing::warn!(%error, "output dropped");
+                }
+            }
+            () = self.closed() => {}
         }
     }
 }
 
 async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_stderr: bool) {
+    let mut outlet = Outlet::new(client, to_stderr);
     let mut buffer = vec![0; CHUNK];
-    while pipe.readable().await.is_ok() {
+    loop {
+        tokio::select! {
+            ready = pipe.readable() => {
+                if ready.is_err() {
+                    return;
+                }
+            }
+            () = outlet.closed() => continue,
+        }
         match pipe.try_read(&mut buffer) {
-            Ok(0) => break,
-            Ok(count) => client.deliver(&buffer[..count], to_stderr).await,
+            Ok(0) => return,
+            Ok(count) => outlet.deliver(&buffer[..count]).await,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => break,
+            Err(_) => return,
         }
     }
 }
 
 async fn relay_terminal(terminal: Arc<Terminal>, client: Arc<Client>) {
+    let mut outlet = Outlet::new(client, false);
     let mut buffer = vec![0; CHUNK];
     loop {
-        // A terminal whose last process is gone reads as EIO.
-        match terminal.read(&mut buffer).await {
-            Ok(0) | Err(_) => break,
-            Ok(count) => client.deliver(&buffer[..count], false).await,
+        tokio::select! {
+            // A terminal whose last process is gone reads as EIO.
+            read = terminal.read(&mut buffer) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(count) => outlet.deliver(&buffer[..count]).await,
+            },
+            () = outlet.closed() => {}
         }
     }
 }

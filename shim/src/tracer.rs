@@ -21,14 +21,18 @@ use crab_api::{
     tracer_ttrpc::TracerClient,
 };
 use crab_runtime::cgroup::Cgroup;
-use tokio::{sync::Mutex, time::sleep};
+use tokio::{
+    sync::Mutex,
+    time::{sleep, timeout},
+};
+use ttrpc::context::Context as Call;
 
 use crate::sandbox::Host;
 
 /// How long a start of crabd may take until it listens.
 const START_LIMIT: Duration = Duration::from_secs(3);
-/// How long one answer may take, in nanoseconds.
-const CALL_LIMIT: i64 = 2_000_000_000;
+/// How long one answer may take: crabd answers in microseconds.
+const CALL_LIMIT: Duration = Duration::from_secs(1);
 /// The pause between two tries to start a crabd that does not come up.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -50,7 +54,7 @@ pub(crate) struct Tracer {
 struct Link {
     client: Option<TracerClient>,
     watched: Option<Watched>,
-    /// The last failed start, and why.
+    /// When crabd last could not be started or did not answer, and why.
     failed: Option<(Instant, String)>,
 }
 
@@ -82,10 +86,15 @@ impl Tracer {
                 sandbox: self.sandbox.clone(),
                 ..Default::default()
             };
-            match client.effects(context(), &request).await {
+            let answer = within(client.effects(Call::default(), &request)).await;
+            match answer {
                 Ok(effects) => return Ok(effects),
-                Err(error) => {
-                    tracing::debug!(%error, "crabd does not answer; asking again");
+                Err(CallError::Silent) => {
+                    link.client = None;
+                    return Err(link.silent());
+                }
+                Err(CallError::Refused(error)) => {
+                    tracing::debug!(%error, "crabd does not know us; asking again");
                     link.client = None;
                 }
             }
@@ -104,7 +113,7 @@ impl Tracer {
                 ..Default::default()
             };
             // crabd also sees the shim go.
-            let _ = client.unwatch(context(), &request).await;
+            let _ = within(client.unwatch(Call::default(), &request)).await;
         }
     }
 
@@ -124,27 +133,28 @@ impl Tracer {
             Some(client) => client,
             None => self.connect(link).await?,
         };
-        let effects = client
-            .watch(context(), &request)
-            .await
-            .map_err(|error| match error {
-                ttrpc::Error::RpcStatus(status) => status.message,
-                other => format!("crabd does not answer: {other}"),
-            })?;
+        let effects = match within(client.watch(Call::default(), &request)).await {
+            Ok(effects) => effects,
+            Err(CallError::Silent) => return Err(link.silent()),
+            Err(CallError::Refused(ttrpc::Error::RpcStatus(status))) => return Err(status.message),
+            Err(CallError::Refused(other)) => {
+                return Err(format!("crabd does not answer: {other}"));
+            }
+        };
         link.client = Some(client);
         Ok(effects)
     }
 
     async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {
-        let socket = self.socket();
-        if let Ok(client) = connect(&socket).await {
-            link.failed = None;
-            return Ok(TracerClient::new(client));
-        }
         if let Some((when, why)) = &link.failed
             && when.elapsed() < RETRY
         {
             return Err(why.clone());
+        }
+        let socket = self.socket();
+        if let Ok(client) = connect(&socket).await {
+            link.failed = None;
+            return Ok(TracerClient::new(client));
         }
         match self.start().await {
             Ok(client) => {
@@ -204,6 +214,25 @@ impl Tracer {
     }
 }
 
-fn context() -> ttrpc::context::Context {
-    ttrpc::context::with_timeout(CALL_LIMIT)
+/// Why a call failed.
+enum CallError {
+    /// A crabd that hangs is not asked again with every turn: each question would
+    /// cost the turn its whole limit.
+    Silent,
+    Refused(ttrpc::Error),
+}
+
+async fn within<T>(call: impl Future<Output = ttrpc::Result<T>>) -> Result<T, CallError> {
+    match timeout(CALL_LIMIT, call).await {
+        Ok(answer) => answer.map_err(CallError::Refused),
+        Err(_) => Err(CallError::Silent),
+    }
+}
+
+impl Link {
+    fn silent(&mut self) -> String {
+        let why = "crabd does not answer in time".to_string();
+        self.failed = Some((Instant::now(), why.clone()));
+        why
+    }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use crab_runtime::{
-    files::{Durability, build},
+    files::{Durability, build, remove_tree},
     mount::{unmount_all, unmount_strict},
     overlay::OverlayMount,
 };
@@ -48,7 +48,7 @@ impl Replacement {
         let fresh = PathBuf::from(name);
         if fresh.exists() {
             // Left by a process that was killed in between.
-            fs::remove_dir_all(&fresh).with_context(|| format!("remove {}", fresh.display()))?;
+            remove_tree(&fresh).with_context(|| format!("remove {}", fresh.display()))?;
         }
         fs::create_dir(&fresh).with_context(|| format!("make {}", fresh.display()))?;
         let replacement = Self {
@@ -82,9 +82,7 @@ impl Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         // The new one if it was never used, the old one if it was.
-        if let Err(error) = fs::remove_dir_all(&self.fresh)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
+        if let Err(error) = remove_tree(&self.fresh) {
             tracing::warn!(path = %self.fresh.display(), %error, "cannot remove");
         }
     }

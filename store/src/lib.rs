@@ -63,8 +63,8 @@ pub use manifest::{Manifest, ProcessRef};
 pub use pack_writer::PackWriter;
 pub use reader::ObjectReader;
 pub use record::{
-    CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED,
-    MAX_CHANGED_PATH, MAX_COMMAND, MAX_REASON, RollbackRecord, Trigger, TurnRecord, command_line,
+    CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,
+    MAX_COMMAND, MAX_REASON, RollbackRecord, Trigger, TurnRecord, command_line,
 };
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
 pub use store::{DEFAULT_ROOT, Store};

@@ -127,6 +127,21 @@ impl Scanner {
     /// a page becomes dirty. The index that comes of this scan remembers them,
     /// so that a mapping that is gone by the next one is not forgotten.
     pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
+        self.compare_with(index, forced, false)
+    }
+
+    /// As [`Self::scan`], with every regular file read, whatever its times say. On a
+    /// tmpfs a store to a mapped page moves no time at all.
+    pub fn scan_everything(&self, index: &Index) -> Result<Scan, WalkError> {
+        self.compare_with(index, &HashSet::new(), true)
+    }
+
+    fn compare_with(
+        &self,
+        index: &Index,
+        forced: &HashSet<Vec<u8>>,
+        everything: bool,
+    ) -> Result<Scan, WalkError> {
         let started = now();
         let lowers = Lowers::new(self.rules, &self.lowers)
             .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
@@ -138,6 +153,7 @@ impl Scanner {
         let mut run = Run {
             index,
             forced,
+            everything,
             mapped,
             rules: self.rules,
             lowers,
@@ -174,14 +190,6 @@ impl Scan {
         &self.torn
     }
 
-    /// How many bytes of content a capture has to read, at most.
-    pub fn unread_bytes(&self) -> u64 {
-        let unread = self.nodes.iter().filter(|found| found.is_unread());
-        unread.map(|found| found.node.stat.size).sum()
-    }
-
-    /// What a capture goes on from: the nodes, what is torn, and the index
-    /// that the nodes, once they are complete, belong into.
     pub(crate) fn into_parts(self) -> (Vec<Found>, Vec<Vec<u8>>, Index) {
         let index = Index {
             nodes: HashMap::with_capacity(self.nodes.len()),
@@ -207,6 +215,8 @@ impl Scan {
 struct Run<'a> {
     index: &'a Index,
     forced: &'a HashSet<Vec<u8>>,
+    /// All are.
+    everything: bool,
     /// The inodes of those.
     mapped: HashSet<u64>,
     rules: Rules,
@@ -261,7 +271,7 @@ impl Run<'_> {
         if !self.forced.is_empty() && self.forced.contains(visit.path) {
             self.mapped.insert(ino);
         }
-        self.mapped.contains(&ino) || self.index.mapped.contains(&ino)
+        self.everything || self.mapped.contains(&ino) || self.index.mapped.contains(&ino)
     }
 
     fn push(&mut self, path: &[u8], node: Arc<Node>, over: bool) {

@@ -18,9 +18,8 @@ impl Set {
     }
 
     /// What the processes hold on to in the file system: programs, libraries,
-    /// open files, working directories, as paths inside the mount in which they
-    /// are (so that a path of a tmpfs may look like one of the root: a caller
-    /// that asks "is this path in use?" errs on the safe side).
+    /// open files, working directories, as paths in the container without the
+    /// leading slash.
     pub fn references(&self) -> BTreeSet<Vec<u8>> {
         let mut paths = BTreeSet::new();
         for process in self.processes.values() {
@@ -37,8 +36,9 @@ impl Set {
         paths
     }
 
-    /// Paths that some process maps shared and writable: their content may
-    /// change without any system call and without a new time stamp.
+    /// Paths that some process maps shared and writable, in the container, without
+    /// the leading slash: their content may change without any system call and
+    /// without a new time stamp.
     pub fn shared_mappings(&self) -> BTreeSet<Vec<u8>> {
         let mut paths = BTreeSet::new();
         for process in self.processes.values() {
@@ -119,7 +119,10 @@ fn shared_writable(line: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let path = fields.nth(3)?.trim_ascii_start();
-    path.strip_prefix(b"/").map(<[u8]>::to_vec)
+    // What has no name (any more) is in no tree: memfd, SysV and anonymous memory.
+    path.strip_prefix(b"/")
+        .filter(|path| !path.ends_with(b" (deleted)"))
+        .map(<[u8]>::to_vec)
 }
 
 fn holds_io_uring(pid: i32) -> bool {
@@ -164,6 +167,7 @@ mod tests {
             b"7f00-7f01 rw-p 00000000 00:2d 17   /data/db".as_slice(),
             b"7f00-7f01 r--s 00000000 00:2d 17   /data/db",
             b"7f00-7f01 rw-s 00000000 00:00 0 ",
+            b"7f00-7f01 rw-s 00000000 00:01 5   /memfd:x (deleted)",
             b"",
         ] {
             assert_eq!(shared_writable(line), None);

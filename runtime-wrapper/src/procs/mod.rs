@@ -172,16 +172,20 @@ impl Set {
         Places(places)
     }
 
-    /// After a freeze or a restore: the set as soon as every thread is blocked
-    /// where `before` says, or none if they are not within `limit`; then the
+    /// After a freeze or a restore: the set as soon as every thread is blocked in
+    /// the `places` of before, or none if they are not within `limit`; then the
     /// next comparison must take them for changed.
+    ///
+    /// `frozen` is the set while it was frozen. A thread that has run for longer since
+    /// than waking up takes has done something, though it be back in its place.
     ///
     /// # Errors
     /// When the cgroup is gone.
     pub fn settle(
         cgroup: &Cgroup,
         keep_alive: Option<&KeepAlive>,
-        before: &Places,
+        places: &Places,
+        frozen: Option<&Self>,
         limit: Duration,
     ) -> Result<Option<Self>, CgroupError> {
         let start = Instant::now();
@@ -190,9 +194,10 @@ impl Set {
             let now = Self::of(cgroup, keep_alive)?;
             // Twice the same: a thread on its way into the call has the call's
             // number already, but is not yet off the CPU.
-            let at_rest = now.places() == *before;
+            let at_rest = now.places() == *places;
             if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
-                return Ok(Some(now));
+                let only_woke = frozen.is_none_or(|frozen| now.only_woke_since(frozen));
+                return Ok(only_woke.then_some(now));
             }
             if start.elapsed() > limit {
                 return Ok(None);
@@ -200,6 +205,27 @@ impl Set {
             last = at_rest.then_some(now);
             thread::sleep(Duration::from_micros(300));
         }
+    }
+}
+
+/// The most that a thread runs between being thawed and being blocked again, in
+/// nanoseconds. Answering a request takes longer; where it does not, on a fast
+/// machine, the request must also have come within the freeze to go unseen.
+const WAKE_LIMIT: u64 = 150_000;
+
+impl Set {
+    fn only_woke_since(&self, frozen: &Self) -> bool {
+        self.processes.len() == frozen.processes.len()
+            && self.processes.iter().all(|(key, process)| {
+                frozen.processes.get(key).is_some_and(|before| {
+                    process.threads.len() == before.threads.len()
+                        && process.threads.iter().all(|(tid, thread)| {
+                            before.threads.get(tid).is_some_and(|earlier| {
+                                thread.ran.0.saturating_sub(earlier.ran.0) <= WAKE_LIMIT
+                            })
+                        })
+                })
+            })
     }
 }
 

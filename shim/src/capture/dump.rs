@@ -18,11 +18,8 @@ use crate::{container::INIT, sandbox::make_private_dir, turns::criu_options};
 /// Where CRIU writes a sandbox's images, in memory or on disk, until they are in
 /// the store.
 pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
-    let name = format!("{}-{}", id.namespace(), id.id());
-    [
-        config.staging_dir().join(&name),
-        config.store.join("staging").join(name),
-    ]
+    [config.staging_dir(), config.store.join("staging")]
+        .map(|base| base.join(id.namespace()).join(id.id()))
 }
 
 impl Capture {

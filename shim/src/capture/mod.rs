@@ -17,9 +17,12 @@
 //! that there is one at a time.
 
 mod dump;
+mod frozen;
 mod roots;
+mod take;
 
 use std::{
+    fs,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -37,10 +40,10 @@ use tokio::runtime::Handle;
 
 use self::dump::entries;
 pub(crate) use self::dump::staging_dirs;
-pub(crate) use self::roots::{Root, images_of, open_roots};
+pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
-    pipes::{self, SharedPipe},
+    pipes::SharedPipe,
     sandbox::Container,
     tracer::Tracer,
 };
@@ -69,6 +72,10 @@ pub(crate) struct Capture {
     pub(crate) some_processes: bool,
     /// At the newest look, a process had the means to write with no system call.
     pub(crate) unseen: bool,
+    /// The mounts that the init sees, as of the newest look.
+    pub(crate) mount_table: Vec<u8>,
+    /// Memory-backed files were made while nobody watched: they are read again.
+    pub(crate) reread: bool,
     /// A capture failed: files are looked at whatever the counters say.
     pub(crate) owed: bool,
     pub(crate) async_runtime: Handle,
@@ -114,6 +121,13 @@ pub(crate) struct StagedImage {
     pub(crate) criu: String,
 }
 
+impl Drop for StagedImage {
+    fn drop(&mut self) {
+        // They are in the store, or void.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
 impl Capture {
     fn effects(&self) -> Result<Effects, String> {
         self.async_runtime.block_on(self.tracer.effects())
@@ -131,38 +145,10 @@ impl Capture {
         })
     }
 
-    /// Decides what the time since the newest capture needs, and takes it.
-    pub(crate) fn take(&mut self) -> Result<Taken> {
-        let start = Instant::now();
-        let now = self.effects();
-        let set = self.processes()?;
-        let unseen = set.writes_unseen();
-        let seen = decide::seen(self.base.as_ref(), &now, unseen || self.unseen);
-        self.unseen = unseen;
-        let half = self.half(&set);
-        let untouched = seen == Seen::FilesUntouched && !self.owed;
-        if untouched && half == ProcessHalf::Unchanged {
-            self.base = now.ok();
-            return Ok(self.nothing(&seen, start));
-        }
-        if let (Some(before), Ok(now)) = (&self.base, &now)
-            && before.mounts != now.mounts
-        {
-            self.follow_mounts()?;
-        }
-        let taken = match &half {
-            ProcessHalf::Image(_) => self.take_frozen(&seen, half, start),
-            _ => self.take_running(&seen, now.ok(), &set, half, start),
-        };
-        // What failed half way is looked at again, whatever the counters say.
-        self.owed = taken.is_err();
-        taken
-    }
-
     /// Before the program runs for the first time: the files alone, all of them.
     pub(crate) fn take_initial(&mut self) -> Result<Taken> {
         let start = Instant::now();
-        let scans = self.scan(&Set::default())?;
+        let scans = self.scan(&Set::default(), false)?;
         let roots = self.stage(scans)?;
         Ok(Taken {
             class: Class::Files,
@@ -207,184 +193,6 @@ impl Capture {
             changed: Vec::new(),
             staged: None,
         }
-    }
-
-    /// Without a freeze; falls back to one when something moved meanwhile.
-    fn take_running(
-        &mut self,
-        seen: &Seen,
-        epoch: Option<Effects>,
-        set: &Set,
-        half: ProcessHalf,
-        start: Instant,
-    ) -> Result<Taken> {
-        if !set.at_rest() || self.unseen {
-            // A write that is half done is counted only when it is over, and one to
-            // a mapping never.
-            return self.take_frozen(seen, half, start);
-        }
-        let scans = self.scan(set)?;
-        let count = scans.count();
-        if let Some(in_use) = self.held_change(&scans, set) {
-            let half = ProcessHalf::Image(format!("{in_use} changed, which a process holds"));
-            return self.take_frozen(seen, half, start);
-        }
-        let decided = start.elapsed();
-        let class = decide::class(count > 0, &half);
-        let changed = self.changed_paths(&scans);
-        let torn = scans.torn;
-        let capture = Instant::now();
-        let staged = if torn { None } else { Some(self.stage(scans)?) };
-        let after = self.effects().ok();
-        // With no counters there is nothing that could tell of a write in
-        // between: only a freeze can.
-        let same = match (&epoch, &after) {
-            (Some(before), Some(after)) => {
-                before.instance == after.instance
-                    && before.lost == after.lost
-                    && before.files == after.files
-                    && before.mounts == after.mounts
-            }
-            _ => false,
-        };
-        let staged =
-            match staged.filter(|staged| same && staged.iter().all(|(_, s)| s.torn().is_empty())) {
-                Some(staged) => staged,
-                None => return self.take_frozen(seen, half, start),
-            };
-        self.base = epoch;
-        let processes = match &half {
-            ProcessHalf::Gone(_) => {
-                self.baseline = Some(set.clone());
-                self.some_processes = false;
-                StagedProcesses::None
-            }
-            _ => StagedProcesses::Kept,
-        };
-        Ok(Taken {
-            class,
-            reason: decide::reason(seen, count, &half),
-            unobserved: unobserved(seen),
-            degraded: None,
-            cost: Cost {
-                decide_us: micros(decided),
-                capture_us: micros(capture.elapsed()),
-                ..Cost::default()
-            },
-            files_changed: count as u64,
-            changed,
-            staged: (class != Class::None).then_some(StagedCheckpoint {
-                roots: staged,
-                processes,
-            }),
-        })
-    }
-
-    /// One freeze over both halves.
-    fn take_frozen(
-        &mut self,
-        seen: &Seen,
-        mut half: ProcessHalf,
-        start: Instant,
-    ) -> Result<Taken> {
-        let mut wants_image = matches!(half, ProcessHalf::Image(_));
-        // Whatever makes an image impossible is found before the freeze.
-        let mut degraded = None;
-        let mut criu = None;
-        if wants_image {
-            match self.can_dump() {
-                Ok(version) => criu = Some(version),
-                Err(reason) => degraded = Some(files_only(&reason)),
-            }
-        }
-        let places = self.processes()?.places();
-        let decide_us = micros(start.elapsed());
-        let capture = Instant::now();
-        let limit = self.container.host.config.runtime.freeze_timeout();
-        let frozen = self.cgroup.freeze(limit)?;
-        let mut set = self.processes()?;
-        let mut image = None;
-        let mut scans = None;
-        if !wants_image {
-            let found = self.scan(&set)?;
-            if let Some(in_use) = self.held_change(&found, &set) {
-                half = ProcessHalf::Image(format!("{in_use} changed, which a process holds"));
-                wants_image = true;
-                match self.can_dump() {
-                    Ok(version) => criu = Some(version),
-                    Err(reason) => degraded = Some(files_only(&reason)),
-                }
-            }
-            scans = Some(found);
-        }
-        if let Some(criu) = criu {
-            match self.dump(&set) {
-                Ok(dir) => {
-                    degraded = self.left_out();
-                    image = Some(StagedImage {
-                        dir,
-                        processes: entries(&set),
-                        places: places.clone(),
-                        pipes: pipes::shared_with(&set, self.init),
-                        criu: criu.version,
-                    });
-                }
-                Err(error) => degraded = Some(files_only(&format!("{error:#}"))),
-            }
-        }
-        // After CRIU, which works from inside the cgroup and is counted there;
-        // nothing of the sandbox can have run since.
-        let epoch = self.effects().ok();
-        let scans = match scans {
-            Some(scans) => scans,
-            None => self.scan(&set)?,
-        };
-        let count = scans.count();
-        let changed = self.changed_paths(&scans);
-        let roots = self.stage(scans)?;
-        let frozen_us = micros(frozen.thaw()?);
-        let capture_us = micros(capture.elapsed());
-        if wants_image {
-            self.baseline = Set::settle(&self.cgroup, self.keep_alive.as_ref(), &places, SETTLE)?;
-            self.some_processes = true;
-        } else if let ProcessHalf::Gone(_) = half {
-            set = self.processes()?;
-            self.some_processes = !set.is_empty();
-            self.baseline = Some(set);
-        } else if let Some(before) = &self.baseline {
-            // Not dumped, but woken: the same places are no progress.
-            let settled = Set::settle(&self.cgroup, self.keep_alive.as_ref(), &places, SETTLE)?;
-            if settled.as_ref().is_none_or(|now| {
-                let moved = now.since(before);
-                moved.started > 0 || moved.ended > 0
-            }) {
-                self.baseline = None;
-            } else {
-                self.baseline = settled;
-            }
-        }
-        self.base = epoch;
-        let class = decide::class(count > 0, &half);
-        let processes = match (&half, image) {
-            (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
-            (_, Some(image)) => StagedProcesses::Image(image),
-            (_, None) => StagedProcesses::None,
-        };
-        Ok(Taken {
-            class,
-            reason: decide::reason(seen, count, &half),
-            unobserved: unobserved(seen),
-            degraded,
-            cost: Cost {
-                decide_us,
-                capture_us,
-                frozen_us,
-                ..Cost::default()
-            },
-            files_changed: count as u64,
-            changed,
-            staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
-        })
     }
 }
 

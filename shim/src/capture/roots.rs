@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -39,7 +40,10 @@ pub(crate) fn open_roots(overlay: &OverlayMount, init: i32) -> Result<(Vec<Root>
     }];
     let mounts = tmpfs_of(init)?;
     for mount in &mounts {
-        roots.push(Root::tmpfs(init, &mount.path)?);
+        match Root::tmpfs(init, &mount.path) {
+            Ok(root) => roots.push(root),
+            Err(error) => hidden(mount, &error),
+        }
     }
     Ok((roots, mounts))
 }
@@ -85,15 +89,89 @@ impl Scans {
     }
 }
 
+impl Root {
+    /// Those of the container's paths that lie in this root, relative to it. `mounts`
+    /// are the roots that are mounted on others.
+    fn within(&self, paths: &BTreeSet<Vec<u8>>, mounts: &[Vec<u8>]) -> BTreeSet<Vec<u8>> {
+        let own = self.mount.as_deref().map(inside);
+        paths
+            .iter()
+            .filter_map(|path| {
+                // The deepest mount that holds the path is where it is.
+                let holder = mounts
+                    .iter()
+                    .filter(|mount| below(path, mount).is_some())
+                    .max_by_key(|mount| mount.len());
+                match (&own, holder) {
+                    (None, None) => Some(path.clone()),
+                    (Some(own), Some(holder)) if own == holder => {
+                        below(path, own).map(<[u8]>::to_vec)
+                    }
+                    _ => None,
+                }
+            })
+            .collect()
+    }
+}
+
+/// A mount point as a path in the container, without the leading slash.
+fn inside(mount: &Path) -> Vec<u8> {
+    let bytes = mount.as_os_str().as_encoded_bytes();
+    bytes.strip_prefix(b"/").unwrap_or(bytes).to_vec()
+}
+
+/// The rest of `path` below `dir`; empty for `dir` itself.
+fn below<'a>(path: &'a [u8], dir: &[u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(dir)?;
+    match rest.split_first() {
+        None => Some(rest),
+        Some((b'/', rest)) => Some(rest),
+        Some(_) => None,
+    }
+}
+
+/// Whether a change at `path` changes something that is held: the path itself, or,
+/// where it is gone or is something else, anything below it.
+fn touches(change: &Change, held: &BTreeSet<Vec<u8>>) -> bool {
+    if change.kind == ChangeKind::Added {
+        return false;
+    }
+    let mut prefix = change.path.clone();
+    if held.contains(&prefix) {
+        return true;
+    }
+    // A directory that is only changed still holds what it held, unless it hides
+    // what is below it; which of both it is, is not worth a wrong no.
+    prefix.push(b'/');
+    held.range(prefix.clone()..)
+        .next()
+        .is_some_and(|path| path.starts_with(&prefix))
+}
+
 impl Capture {
-    /// Compares every root with its index.
-    pub(super) fn scan(&self, set: &Set) -> Result<Scans> {
-        // Stores to a shared mapping leave no trace in the times.
-        let forced: HashSet<Vec<u8>> = set.shared_mappings().into_iter().collect();
+    fn mounts(&self) -> Vec<Vec<u8>> {
+        self.roots
+            .iter()
+            .filter_map(|root| root.mount.as_deref().map(inside))
+            .collect()
+    }
+
+    /// Compares every root with its index. With `reread`, the content of
+    /// memory-backed files is read again: a store to a page of theirs that is mapped
+    /// moves no time.
+    pub(super) fn scan(&self, set: &Set, reread: bool) -> Result<Scans> {
+        // On a disk it moves the time with the first store only.
+        let mapped = set.shared_mappings();
+        let mounts = self.mounts();
         let mut scans = Vec::with_capacity(self.roots.len());
         let mut torn = false;
         for root in &self.roots {
-            let scan = root.scanner.scan(&root.index, &forced)?;
+            let scan = if reread && root.mount.is_some() {
+                root.scanner.scan_everything(&root.index)?
+            } else {
+                let forced: HashSet<Vec<u8>> = root.within(&mapped, &mounts).into_iter().collect();
+                root.scanner.scan(&root.index, &forced)?
+            };
             torn |= !scan.torn().is_empty();
             scans.push(scan);
         }
@@ -125,15 +203,17 @@ impl Capture {
     /// A changed or removed file that a process holds on to: CRIU compares them
     /// on restore, so that the older image would not fit the newer files.
     pub(super) fn held_change(&self, scans: &Scans, set: &Set) -> Option<String> {
-        if set.is_empty() || !self.some_processes {
+        if set.is_empty() || !self.some_processes || scans.count() == 0 {
             return None;
         }
-        let held: BTreeSet<Vec<u8>> = set.references();
-        scans
-            .changes()
-            .filter(|(_, change)| change.kind != ChangeKind::Added)
-            .find(|(_, change)| held.contains(&change.path))
-            .map(|(_, change)| escape(&change.path))
+        let held = set.references();
+        let mounts = self.mounts();
+        let in_use = |(root, scan): (&Root, &Scan)| {
+            let held = root.within(&held, &mounts);
+            let touched = |change: &&Change| touches(change, &held);
+            scan.changes().iter().find(touched).map(|c| escape(&c.path))
+        };
+        self.roots.iter().zip(&scans.scans).find_map(in_use)
     }
 
     pub(super) fn changed_paths(&self, scans: &Scans) -> Vec<ChangedPath> {
@@ -174,27 +254,34 @@ impl Capture {
             .collect()
     }
 
-    /// Something was mounted or unmounted inside: what is a memory-backed mount
-    /// of the container now is captured and watched from here on.
-    pub(super) fn follow_mounts(&mut self) -> Result<()> {
+    /// Something may have been mounted or unmounted inside: what is a memory-backed
+    /// mount of the container now is captured and watched from here on. Tells whether
+    /// the mounts are others than before.
+    pub(super) fn follow_mounts(&mut self) -> Result<bool> {
+        let table = mount_table(self.init);
+        if table == self.mount_table {
+            return Ok(false);
+        }
+        self.mount_table = table;
         let mounts = tmpfs_of(self.init)?;
-        self.roots.retain(|root| {
-            root.mount
-                .as_ref()
-                .is_none_or(|at| mounts.iter().any(|mount| mount.path == *at))
-        });
+        let known: Vec<u64> = self.devices.split_off(1);
+        let mut old: Vec<Root> = self.roots.split_off(1);
         for mount in &mounts {
-            let known = self
-                .roots
+            // Known by its superblock: another one may be mounted at the same place.
+            let kept = old
                 .iter()
-                .any(|root| root.mount.as_ref() == Some(&mount.path));
-            if !known {
-                self.roots.push(Root::tmpfs(self.init, &mount.path)?);
+                .position(|root| root.mount.as_ref() == Some(&mount.path));
+            let kept = kept.filter(|_| known.contains(&mount.device));
+            match kept {
+                Some(at) => self.roots.push(old.swap_remove(at)),
+                None => match Root::tmpfs(self.init, &mount.path) {
+                    Ok(root) => self.roots.push(root),
+                    Err(error) => hidden(mount, &error),
+                },
             }
+            self.devices.push(mount.device);
         }
         self.tmpfs_images = images_of(&mounts);
-        self.devices.truncate(1);
-        self.devices.extend(mounts.iter().map(|mount| mount.device));
         let watched = Watched {
             cgroup: self.cgroup.clone(),
             devices: self.devices.clone(),
@@ -202,6 +289,52 @@ impl Capture {
         if let Err(reason) = self.async_runtime.block_on(self.tracer.watch(watched)) {
             tracing::warn!(reason, "turns are unobserved");
         }
-        Ok(())
+        Ok(true)
+    }
+}
+
+/// A mount that another one hides cannot be reached, by the container neither.
+fn hidden(mount: &Tmpfs, error: &anyhow::Error) {
+    tracing::warn!(mount = %mount.path.display(), error = %format!("{error:#}"), "not captured");
+}
+
+/// The mounts that a process sees, as text.
+pub(crate) fn mount_table(init: i32) -> Vec<u8> {
+    fs::read(format!("/proc/{init}/mountinfo")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crab_runtime::files::FileKind;
+
+    fn paths(list: &[&str]) -> BTreeSet<Vec<u8>> {
+        list.iter().map(|path| path.as_bytes().to_vec()).collect()
+    }
+
+    fn change(path: &str, kind: ChangeKind) -> Change {
+        Change {
+            path: path.into(),
+            kind,
+            entry: FileKind::Dir,
+            size: 0,
+        }
+    }
+
+    #[test]
+    fn a_removed_directory_touches_what_is_held_below_it() {
+        let held = paths(&["app/server", "app2/x"]);
+        assert!(touches(&change("app", ChangeKind::Removed), &held));
+        assert!(touches(&change("app/server", ChangeKind::Changed), &held));
+        assert!(!touches(&change("app/other", ChangeKind::Changed), &held));
+        assert!(!touches(&change("ap", ChangeKind::Removed), &held));
+        assert!(!touches(&change("app", ChangeKind::Added), &held));
+    }
+
+    #[test]
+    fn a_path_belongs_to_the_deepest_mount_that_holds_it() {
+        assert_eq!(below(b"dev/shm/x", b"dev/shm"), Some(b"x".as_slice()));
+        assert_eq!(below(b"dev/shm", b"dev/shm"), Some(b"".as_slice()));
+        assert_eq!(below(b"dev/shmem", b"dev/shm"), None);
     }
 }

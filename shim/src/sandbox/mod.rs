@@ -13,7 +13,7 @@ mod start;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
     time::SystemTime,
 };
 
@@ -35,7 +35,7 @@ use crab_runtime::{
 };
 use crab_store::SandboxId;
 
-pub(crate) use self::start::{KILL_LIMIT, Launch, Restore};
+pub(crate) use self::start::{KILL_LIMIT, Launch, Launched, Restore};
 use crate::{
     bundle::Bundle,
     capture::staging_dirs,
@@ -88,6 +88,11 @@ pub(crate) struct Container {
     /// How the init begins: set by Create, used by Start.
     beginning: Mutex<Option<Beginning>>,
     turns: OnceLock<Turns>,
+    /// A capture has it frozen, or a rollback has taken its processes away: nothing
+    /// can be started in it.
+    pub(crate) standing_still: AtomicBool,
+    /// The limits that a client has set since Create, as OCI JSON.
+    limits: Mutex<Option<Vec<u8>>>,
 }
 
 /// Runs something that blocks off the async threads.
@@ -156,6 +161,8 @@ impl Container {
             cgroup: Mutex::default(),
             beginning: Mutex::default(),
             turns: OnceLock::new(),
+            standing_still: AtomicBool::new(false),
+            limits: Mutex::default(),
             bundle,
             runtime,
         });
@@ -196,22 +203,19 @@ impl Container {
         if !req.checkpoint.is_empty() {
             beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
         }
-        let pid = if beginning.images.is_some() {
+        let launched = if beginning.images.is_some() {
             // As the Go shim: Create records, Start restores.
             None
         } else {
-            let (pid, terminal) = self.launch(&client, Launch::Create).await?;
-            self.adopt(pid)?;
-            Some((pid, terminal))
+            let launched = self.launch(&client, Launch::Create).await?;
+            self.adopt(launched.pid)?;
+            Some(launched)
         };
-        let mut process = Process::new(
-            Phase::Created(pid.as_ref().map(|(pid, _)| *pid)),
-            paths.clone(),
-            Some(client),
-        );
-        let pid = pid.map_or(0, |(pid, terminal)| {
-            process.terminal = terminal;
-            pid
+        let pid = launched.as_ref().map(|launched| launched.pid);
+        let mut process = Process::new(Phase::Created(pid), paths.clone(), Some(client));
+        let since = launched.map(|launched| {
+            process.terminal = launched.terminal;
+            launched.since
         });
         self.processes.created(
             process,
@@ -227,12 +231,12 @@ impl Container {
                     ..Default::default()
                 }),
                 checkpoint: req.checkpoint.clone(),
-                pid: pid as u32,
+                pid: pid.unwrap_or(0) as u32,
                 ..Default::default()
             },
         );
-        if pid != 0 {
-            self.watch_exit(INIT, pid);
+        if let (Some(pid), Some(since)) = (pid, since) {
+            self.watch_exit(INIT, pid, since);
         }
         let turns = turns::start(self.clone());
         let _ = self.turns.set(turns);

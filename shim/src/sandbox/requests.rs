@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a client asks of a container that is there.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
 
 use anyhow::{Context, Result, anyhow, bail};
 use containerd_shim_protos::{
@@ -25,7 +29,12 @@ const IMAGES_OF_CLIENT: &str = "checkpoint";
 impl Container {
     /// Sends a signal to a process, or to all of the container.
     pub(crate) async fn kill(&self, exec: &str, signal: i32, all: bool) -> ttrpc::Result<()> {
-        let phase = self.processes.with(exec, |p| p.phase)?;
+        let mut phase = self.processes.with(exec, |p| p.phase)?;
+        if matches!(phase, Phase::Replacing(_)) {
+            // The process that it is for is still to come.
+            drop(self.hold().await);
+            phase = self.processes.with(exec, |p| p.phase)?;
+        }
         let refuse = |verb| {
             ttrpc::Error::from(StateError::NotFound {
                 what: verb,
@@ -65,10 +74,8 @@ impl Container {
     /// Removes a process that has ended; with the init goes the container.
     pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Exit)> {
         if exec != INIT {
-            if let Ok(Some(client)) = self.processes.with(exec, |p| p.client.take()) {
-                client.detach();
-            }
-            return Ok(self.processes.delete(exec)?);
+            let gone = self.processes.delete(exec)?;
+            return Ok(gone);
         }
         match self.processes.init()? {
             Phase::Created(_) | Phase::Stopped(..) => {}
@@ -153,15 +160,26 @@ impl Container {
         };
         let runtime = self.runtime.clone();
         let checkpoint = images.display().to_string();
+        let cgroup = self.cgroup().context("the container has no cgroup")?;
+        let limit = self.host.config.runtime.freeze_timeout();
         blocking(move || {
             fs::create_dir_all(&work)?;
             let paths = ImagePaths { images, work };
+            // Ours, so that a dump that fails leaves nothing frozen.
+            let frozen = cgroup.freeze(limit)?;
             runtime.checkpoint(&paths, &options).map_err(|error| {
                 match criu::dump_error(&paths.work) {
                     Some(reason) => anyhow!("{error}; CRIU: {reason}"),
                     None => error.into(),
                 }
-            })
+            })?;
+            if options.leave_running {
+                frozen.thaw()?;
+            } else {
+                // Dumped and killed: nothing is left to be thawed.
+                frozen.leave_frozen();
+            }
+            Ok(())
         })
         .await?;
         self.processes
@@ -175,6 +193,25 @@ impl Container {
 
     /// New resource limits, as OCI JSON.
     pub(crate) async fn update(&self, resources: Vec<u8>) -> Result<()> {
+        self.limit(resources.clone()).await?;
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(resources);
+        Ok(())
+    }
+
+    /// After a rollback, the limits that were set since Create.
+    pub(crate) async fn limit_again(&self) -> Result<()> {
+        let limits = self
+            .limits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match limits {
+            Some(limits) => self.limit(limits).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn limit(&self, resources: Vec<u8>) -> Result<()> {
         let file = self.run_dir.join("resources.json");
         let runtime = self.runtime.clone();
         blocking(move || {

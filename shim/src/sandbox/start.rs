@@ -8,7 +8,7 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result, anyhow};
@@ -21,7 +21,7 @@ use super::{Container, blocking, make_private_dir};
 use crate::{
     container::{INIT, Phase},
     history::Images,
-    pipes::{self, SharedPipe},
+    pipes,
     stdio::Client,
     terminal::{ConsoleSocket, Terminal},
     turns,
@@ -41,27 +41,19 @@ pub(crate) enum Launch {
     Exec(String, PathBuf),
 }
 
-/// What is restored by CRIU.
+/// What is restored by CRIU, from a directory of which it may change what it likes.
 pub(crate) struct Restore {
-    paths: ImagePaths,
+    images: Images,
+    work: PathBuf,
     options: CheckpointOptions,
-    /// Pipes of the image whose other ends were this shim's.
-    pipes: Vec<SharedPipe>,
-    /// A copy of the store's, of no use afterwards.
-    disposable: bool,
 }
 
 impl Restore {
-    /// From images in a directory of which CRIU may change what it likes.
-    pub(crate) fn new(container: &Container, images: &Images, terminal: bool) -> Self {
+    pub(crate) fn new(container: &Container, images: Images, terminal: bool) -> Self {
         Self {
-            paths: ImagePaths {
-                images: images.dir.clone(),
-                work: container.run_dir.join("restore"),
-            },
+            images,
+            work: container.run_dir.join("restore"),
             options: turns::criu_options(terminal),
-            pipes: images.pipes.clone(),
-            disposable: images.disposable,
         }
     }
 }
@@ -76,17 +68,22 @@ impl Launch {
     }
 }
 
+/// A process that the runtime has made.
+pub(crate) struct Launched {
+    pub(crate) pid: i32,
+    pub(crate) terminal: Option<Arc<Terminal>>,
+    /// Just before: no earlier exit is this process's.
+    pub(crate) since: SystemTime,
+}
+
 impl Container {
     /// Has the runtime make a process, with new pipes or a new terminal that
     /// are attached to the client's FIFOs.
-    pub(crate) async fn launch(
-        &self,
-        client: &Arc<Client>,
-        launch: Launch,
-    ) -> Result<(i32, Option<Arc<Terminal>>)> {
+    pub(crate) async fn launch(&self, client: &Arc<Client>, launch: Launch) -> Result<Launched> {
+        let since = SystemTime::now();
         let mut inherited = Vec::new();
         if let Launch::Restore(restore) = &launch {
-            inherited = pipes::renew(&restore.pipes)?;
+            inherited = pipes::renew(&restore.images.pipes)?;
         }
         let (stdio, console) = if client.terminal() {
             // Short, because a socket's address holds 107 bytes, of which the ids of
@@ -104,21 +101,18 @@ impl Container {
             let socket = console.as_ref().map(ConsoleSocket::path);
             let pid = match &launch {
                 Launch::Create => runtime.create(socket, stdio)?,
-                Launch::Restore(Restore {
-                    paths,
-                    options,
-                    disposable,
-                    ..
-                }) => {
-                    make_private_dir(&paths.work)?;
-                    let restored = runtime.restore(paths, options, socket, stdio, inherited);
-                    if *disposable {
-                        let _ = fs::remove_dir_all(&paths.images);
-                    }
-                    restored.map_err(|error| match criu::restore_error(&paths.work) {
-                        Some(reason) => anyhow!("{error}; CRIU: {reason}"),
-                        None => error.into(),
-                    })?
+                Launch::Restore(restore) => {
+                    make_private_dir(&restore.work)?;
+                    let paths = ImagePaths {
+                        images: restore.images.dir.clone(),
+                        work: restore.work.clone(),
+                    };
+                    runtime
+                        .restore(&paths, &restore.options, socket, stdio, inherited)
+                        .map_err(|error| match criu::restore_error(&paths.work) {
+                            Some(reason) => anyhow!("{error}; CRIU: {reason}"),
+                            None => error.into(),
+                        })?
                 }
                 Launch::Exec(id, spec) => runtime.exec(id, spec, socket, stdio)?,
             };
@@ -130,12 +124,16 @@ impl Container {
             Some(master) => Some(client.attach_terminal(master).await?),
             None => None,
         };
-        Ok((pid, terminal))
+        Ok(Launched {
+            pid,
+            terminal,
+            since,
+        })
     }
 
     /// Tells the process table when a process ends.
-    pub(crate) fn watch_exit(self: &Arc<Self>, exec: &str, pid: i32) {
-        let exit = self.host.reaper.exit_of(pid);
+    pub(crate) fn watch_exit(self: &Arc<Self>, exec: &str, pid: i32, since: SystemTime) {
+        let exit = self.host.reaper.exit_of(pid, since);
         let this = self.clone();
         let exec = exec.to_string();
         tokio::spawn(async move {
@@ -170,43 +168,49 @@ impl Container {
     }
 
     async fn begin_init(self: &Arc<Self>) -> Result<i32> {
-        let beginning = self
+        let mut beginning = self
             .beginning
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
             .context("the container was started before")?;
         let turns = self.turns().context("the container is not set up")?;
-        match &beginning.images {
-            None => {
-                let pid = self.init_pid()?;
-                turns.before_start(beginning).await?;
-                if let Some(client) = self.processes.with(INIT, |p| p.client.clone())? {
-                    client.begin_input()?;
-                }
-                let runtime = self.runtime.clone();
-                blocking(move || Ok(runtime.start()?)).await?;
-                self.processes.started(INIT, pid);
-                turns.after_start(false).await;
-                Ok(pid)
-            }
-            Some(images) => {
-                let client = self
-                    .processes
-                    .with(INIT, |p| p.client.clone())?
-                    .context("the container has no stdio")?;
-                let launch = Launch::Restore(Restore::new(self, images, client.terminal()));
-                let (pid, terminal) = self.launch(&client, launch).await?;
-                self.adopt(pid)?;
-                client.begin_input()?;
-                self.processes.with(INIT, |p| p.terminal = terminal)?;
-                self.processes.started(INIT, pid);
-                self.watch_exit(INIT, pid);
-                turns.before_start(beginning).await?;
-                turns.after_start(true).await;
-                Ok(pid)
-            }
+        let client = self
+            .processes
+            .with(INIT, |p| p.client.clone())?
+            .context("the container has no stdio")?;
+        let Some(images) = beginning.images.take() else {
+            let pid = self.init_pid()?;
+            turns.before_start(beginning, true).await?;
+            client.begin_input();
+            let runtime = self.runtime.clone();
+            blocking(move || Ok(runtime.start()?)).await?;
+            self.processes.started(INIT, pid);
+            turns.after_start(false).await;
+            return Ok(pid);
+        };
+        let restore = Restore::new(self, images, client.terminal());
+        let Launched {
+            pid,
+            terminal,
+            since,
+        } = self.launch(&client, Launch::Restore(restore)).await?;
+        let begun = async {
+            self.adopt(pid)?;
+            client.begin_input();
+            self.processes.with(INIT, |p| p.terminal = terminal)?;
+            turns.before_start(beginning, false).await
+        };
+        if let Err(error) = begun.await {
+            // It runs, but not as it was asked for: not at all, then.
+            let runtime = self.runtime.clone();
+            let _ = blocking(move || Ok(runtime.delete()?)).await;
+            return Err(error);
         }
+        self.processes.started(INIT, pid);
+        self.watch_exit(INIT, pid, since);
+        turns.after_start(true).await;
+        Ok(pid)
     }
 
     /// The init that `create` left, from the runtime's pid file.
@@ -229,11 +233,12 @@ impl Container {
             turns.begin(exec, &spec).await;
         }
         let started = self.run_exec(exec, &spec, &client).await;
-        let pid = match started {
-            Ok((pid, terminal)) => {
-                self.processes.with(exec, |p| p.terminal = terminal)?;
-                pid
-            }
+        let Launched {
+            pid,
+            terminal,
+            since,
+        } = match started {
+            Ok(launched) => launched,
             Err(error) => {
                 self.processes.start_failed(exec);
                 if let Some(turns) = self.turns() {
@@ -242,25 +247,21 @@ impl Container {
                 return Err(error);
             }
         };
+        let _ = self.processes.with(exec, |p| p.terminal = terminal);
         self.processes.started(exec, pid);
-        self.watch_exit(exec, pid);
+        self.watch_exit(exec, pid, since);
         Ok(pid)
     }
 
-    async fn run_exec(
-        &self,
-        exec: &str,
-        spec: &[u8],
-        client: &Arc<Client>,
-    ) -> Result<(i32, Option<Arc<Terminal>>)> {
-        let file = self.run_dir.join(format!("{exec}.json"));
+    async fn run_exec(&self, exec: &str, spec: &[u8], client: &Arc<Client>) -> Result<Launched> {
+        let file = self.run_dir.join(format!("exec-{exec}.json"));
         fs::write(&file, spec).with_context(|| format!("write {}", file.display()))?;
         let launched = self
             .launch(client, Launch::Exec(exec.into(), file.clone()))
             .await;
         let _ = fs::remove_file(&file);
         let launched = launched?;
-        client.begin_input()?;
+        client.begin_input();
         Ok(launched)
     }
 }

@@ -20,9 +20,12 @@ use crab_store::{
 };
 use tokio::runtime::Handle;
 
-use super::task::{History, Open, Task};
+use super::{
+    record::Way,
+    task::{History, Open, Task},
+};
 use crate::{
-    capture::{Capture, images_of, open_roots},
+    capture::{Capture, images_of, mount_table, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::PLACES,
     sandbox::{blocking, unix_ms},
@@ -35,14 +38,11 @@ const SETTLE: Duration = Duration::from_millis(200);
 
 impl Task {
     /// The container exists, its program does not run yet (or was restored).
-    pub(super) async fn before_start(&mut self, beginning: Beginning) -> Result<()> {
-        let Beginning { images, ledger } = beginning;
-        let ledger = match ledger {
+    pub(super) async fn before_start(&mut self, beginning: Beginning, fresh: bool) -> Result<()> {
+        let ledger = match beginning.ledger {
             Ok(ledger) => ledger,
             Err(reason) => {
-                tracing::warn!(reason, "this sandbox has no checkpoints");
-                self.tell(|status| status.unobserved = Some(reason.clone()));
-                self.history = Err(reason);
+                self.without(reason);
                 return Ok(());
             }
         };
@@ -51,7 +51,6 @@ impl Task {
             overlay,
             restored,
         } = ledger;
-        let fresh = images.is_none();
         let version = restored.as_ref().map(|r| r.manifest.clone());
         let (restored, upper) = match restored {
             Some(Restored {
@@ -61,10 +60,26 @@ impl Task {
             }) => (Some((request, manifest)), Some(upper)),
             None => (None, None),
         };
-        let capture = self
+        let begun = match self
             .look_at(&writer, &overlay, version.as_ref(), upper, fresh)
-            .await?;
-        let next = writer.store().next_turn()?;
+            .await
+        {
+            Ok(capture) => match writer.store().next_turn() {
+                Ok(next) => Ok((capture, next)),
+                Err(error) => Err(error.into()),
+            },
+            Err(error) => Err(error),
+        };
+        let (capture, next) = match begun {
+            Ok(begun) => begun,
+            // A restore that was asked for fails; any other container runs without
+            // checkpoints.
+            Err(error) if restored.is_some() => return Err(error),
+            Err(error) => {
+                self.without(format!("no checkpoints: {error:#}"));
+                return Ok(());
+            }
+        };
         self.history = Ok(History {
             writer: Arc::new(writer),
             capture: Some(capture),
@@ -78,13 +93,21 @@ impl Task {
             None => {
                 let command = command_line(self.container.bundle.args());
                 let open = Open::new(next, command, Duration::ZERO);
-                if let Err(error) = self.boundary(open, Trigger::Start, true).await {
+                // Restored from a client's images, it runs already.
+                let look = if fresh { Way::Initial } else { Way::Turn };
+                if let Err(error) = self.boundary(open, Trigger::Start, look).await {
                     // The container starts nevertheless; the next turn tries again.
                     tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
                 }
             }
         }
         Ok(())
+    }
+
+    fn without(&mut self, reason: String) {
+        tracing::warn!(reason, "this sandbox has no checkpoints");
+        self.tell(|status| status.unobserved = Some(reason.clone()));
+        self.history = Err(reason);
     }
 
     fn note_restore(&mut self, request: RestoreRequest, manifest: &Manifest) {
@@ -187,6 +210,8 @@ impl Task {
             baseline: None,
             some_processes: false,
             unseen: false,
+            mount_table: mount_table(init),
+            reread: !fresh,
             // Restored processes have run before the watch began.
             owed: !fresh,
             async_runtime: Handle::current(),
@@ -213,6 +238,7 @@ impl Task {
                             &capture.cgroup,
                             capture.keep_alive.as_ref(),
                             &places,
+                            None,
                             SETTLE,
                         )?;
                     }

@@ -20,7 +20,7 @@ mod rollback;
 mod task;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -77,6 +77,8 @@ enum Message {
     },
     BeforeStart {
         beginning: Box<Beginning>,
+        /// Not restored by CRIU.
+        fresh: bool,
         done: oneshot::Sender<Result<()>>,
     },
     AfterStart {
@@ -108,6 +110,7 @@ pub(crate) struct Turns {
     messages: mpsc::UnboundedSender<Message>,
     status: Arc<Mutex<Status>>,
     max_gate: Duration,
+    container: Arc<Container>,
 }
 
 /// Starts the task of a container that is created.
@@ -119,12 +122,13 @@ pub(crate) fn start(container: Arc<Container>) -> Turns {
         container.host.clone(),
         container.id.to_string(),
     ));
-    let task = Task::new(container, tracer, status.clone());
+    let task = Task::new(container.clone(), tracer, status.clone());
     tokio::spawn(task.run(rx));
     Turns {
         messages,
         status,
         max_gate,
+        container,
     }
 }
 
@@ -154,8 +158,15 @@ impl Turns {
             at: Instant::now(),
             go,
         });
-        if timeout(self.max_gate, wait).await.is_err() {
-            tracing::warn!(exec, "the gate was held for too long; the exec goes on");
+        let mut wait = wait;
+        let mut limit = self.max_gate;
+        while timeout(limit, &mut wait).await.is_err() {
+            // What is frozen or gone cannot be entered; that has limits of its own.
+            if !self.container.standing_still.load(Ordering::SeqCst) {
+                tracing::warn!(exec, "the gate was held for too long; the exec goes on");
+                return;
+            }
+            limit = Duration::from_millis(20);
         }
     }
 
@@ -168,9 +179,10 @@ impl Turns {
     }
 
     /// Between the runtime's create and start (or after a restore).
-    pub(crate) async fn before_start(&self, beginning: Beginning) -> Result<()> {
+    pub(crate) async fn before_start(&self, beginning: Beginning, fresh: bool) -> Result<()> {
         self.ask(|done| Message::BeforeStart {
             beginning: Box::new(beginning),
+            fresh,
             done,
         })
         .await

@@ -20,14 +20,24 @@ use crate::{
     sandbox::unix_ms,
 };
 
+/// How a boundary comes about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Before the container's program runs for the first time.
+    Initial,
+    /// A turn is over; it is written down whatever it needs.
+    Turn,
+    /// Somebody asked; where nothing has changed it is no turn.
+    OnDemand,
+}
+
 impl Task {
     /// Looks at the sandbox, takes what is needed, and writes the turn down.
-    /// With `always`, also a turn that needs nothing.
     pub(super) async fn boundary(
         &mut self,
         open: Open,
         trigger: Trigger,
-        always: bool,
+        way: Way,
     ) -> Result<Checkpointed> {
         self.finish_pending().await;
         let history = match &mut self.history {
@@ -56,9 +66,9 @@ impl Task {
             None => Err(anyhow!("the sandbox has not begun")),
             Some(mut capture) => {
                 let worked = tokio::task::spawn_blocking(move || {
-                    let taken = match trigger {
-                        Trigger::Start => capture.take_initial(),
-                        _ => capture.take(),
+                    let taken = match way {
+                        Way::Initial => capture.take_initial(),
+                        Way::Turn | Way::OnDemand => capture.take(),
                     };
                     (capture, taken)
                 })
@@ -84,14 +94,14 @@ impl Task {
         };
         self.tell(|status| status.unobserved = taken.unobserved.clone());
         record.cost.gate_us = micros(open.gate);
-        self.record(record, taken, always)
+        self.record(record, taken, way)
     }
 
     pub(super) fn record(
         &mut self,
         mut record: TurnRecord,
         taken: Taken,
-        always: bool,
+        way: Way,
     ) -> Result<Checkpointed> {
         let gate_us = record.cost.gate_us;
         record.class = taken.class;
@@ -113,7 +123,7 @@ impl Task {
             degraded: taken.degraded.clone(),
             cost: record.cost,
         };
-        if always || taken.staged.is_some() {
+        if way != Way::OnDemand || taken.staged.is_some() {
             history.next = history.next.max(record.turn.next());
         }
         let Some(staged) = taken.staged else {
@@ -121,7 +131,7 @@ impl Task {
             record.checkpoint = version.map(|v| v.turn);
             record.degraded = version.and_then(|v| v.degraded.clone());
             answer.degraded = record.degraded.clone();
-            if always {
+            if way != Way::OnDemand {
                 history.append(JournalRecord::Turn(record));
             } else {
                 // Not a turn: its number was not used.
@@ -241,7 +251,7 @@ impl Task {
             bail!("{reason}");
         }
         let open = self.manual_open().context("the sandbox has not begun")?;
-        let mut answer = self.boundary(open, Trigger::Manual, false).await?;
+        let mut answer = self.boundary(open, Trigger::Manual, Way::OnDemand).await?;
         self.finish_pending().await;
         let history = match &self.history {
             Ok(history) => history,

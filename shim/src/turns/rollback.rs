@@ -19,26 +19,36 @@ use std::{
 use anyhow::{Context, Result, bail};
 use crab_runtime::{
     files::{Index, Scanner},
+    mount::check_unused,
     overlay::OverlayMount,
 };
-use crab_store::{JournalRecord, Manifest, RollbackRecord, SandboxStore, Trigger, TurnId};
+use crab_store::{
+    Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, Tree, Trigger, TurnId,
+};
 
-use super::{RolledBack, task::Task};
+use super::{RolledBack, record::Way, task::Task};
 use crate::{
     container::INIT,
     history::{Images, stage_processes},
-    sandbox::{KILL_LIMIT, Launch, Restore, blocking, unix_ms},
+    sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
     stdio::Client,
+    still::Still,
     upper::Replacement,
 };
 
-/// Everything of a checkpoint that is ready to be put in place.
-struct Prepared {
+/// The checkpoint that a sandbox goes back to, ready to be put in place.
+struct Target {
     manifest: Manifest,
     images: Option<Images>,
     replacement: Replacement,
     overlay: OverlayMount,
-    tree: crab_store::Tree,
+    tree: Tree,
+}
+
+/// The state of now, ready to be gone back to. Its files are those in place.
+struct WayBack {
+    manifest: Manifest,
+    images: Option<Images>,
 }
 
 impl Task {
@@ -52,33 +62,36 @@ impl Task {
         };
         // Refused before anything is touched.
         store.checkpoint_of(turn)?;
-        let way_back = self.secure().await?;
+        let now = self.secure().await?;
         let manifest = store.checkpoint_of(turn)?;
         let from = match &self.history {
             Ok(history) => TurnId(history.next.0.saturating_sub(1)),
             Err(reason) => bail!("{reason}"),
         };
-        let prepared = self.prepare(&store, manifest, "rollback-images").await?;
+        let (target, way_back) = self.prepare(&store, manifest, now).await?;
         let client = self
             .container
             .processes
             .with(INIT, |p| p.client.clone())?
             .context("the container has no stdio")?;
         self.container.processes.replacing()?;
-        match self.replace(prepared, &client).await {
-            Ok((manifest, pid, processes)) => {
+        let still = Still::stand(self.container.clone());
+        let (checkpoint, processes) = (target.manifest.turn, target.images.is_some());
+        let replaced = self.replace(target, &client).await;
+        match replaced {
+            Ok(pid) => {
+                drop(still);
                 let took = start.elapsed();
                 if let Ok(history) = &mut self.history {
                     history.append(JournalRecord::Rollback(RollbackRecord {
                         at_ms: unix_ms(SystemTime::now()),
                         from,
                         asked: turn,
-                        checkpoint: manifest.turn,
+                        checkpoint,
                         processes,
                         took_us: took.as_micros() as u64,
                     }));
                 }
-                let checkpoint = manifest.turn;
                 self.tell(|status| status.checkpoint = Some(checkpoint));
                 Ok(RolledBack {
                     checkpoint,
@@ -89,7 +102,7 @@ impl Task {
             }
             Err(error) => {
                 tracing::error!(turn = turn.0, error = %format!("{error:#}"), "rollback failed; going back");
-                match self.go_back(&store, way_back, &client).await {
+                match self.go_back(way_back, &client).await {
                     Ok(()) => Err(error.context("the sandbox is as it was")),
                     Err(again) => {
                         self.container.processes.replace_failed();
@@ -106,74 +119,77 @@ impl Task {
     /// Sees to it that the state of now is a checkpoint, and tells which. A turn
     /// that is open ends here.
     async fn secure(&mut self) -> Result<Manifest> {
-        let (open, trigger, always) = match self.open.take() {
-            Some(open) => (Some(open), Trigger::Exec, true),
-            None => (self.manual_open(), Trigger::Manual, false),
+        let (open, trigger, way) = match self.open.take() {
+            Some(open) => (Some(open), Trigger::Exec, Way::Turn),
+            None => (self.manual_open(), Trigger::Manual, Way::OnDemand),
         };
         self.tell(|status| status.open = false);
         let open = open.context("the sandbox has not begun")?;
-        self.boundary(open, trigger, always)
+        let taken = self
+            .boundary(open, trigger, way)
             .await
             .context("checkpoint the state of now")?;
         self.finish_pending().await;
-        match &self.history {
-            Ok(history) => history
-                .version
-                .clone()
-                .context("the state of now could not be checkpointed; crab turns says why"),
+        let version = match &self.history {
+            Ok(history) => history.version.clone(),
             Err(reason) => bail!("{reason}"),
-        }
+        };
+        version
+            .filter(|version| taken.class == Class::None || version.turn == taken.turn)
+            .context("the state of now could not be checkpointed, and there would be no way back; crab turns says why")
     }
 
+    /// Everything that can be done while the sandbox runs on.
     async fn prepare(
         &self,
         store: &SandboxStore,
         manifest: Manifest,
-        images: &'static str,
-    ) -> Result<Prepared> {
+        now: Manifest,
+    ) -> Result<(Target, WayBack)> {
         let store = store.clone();
-        let dir = self.container.run_dir.join(images);
+        let run_dir = self.container.run_dir.clone();
         let rootfs = self.container.bundle.rootfs().to_path_buf();
         blocking(move || {
             let reader = store.reader(&manifest)?;
-            let images = stage_processes(&manifest, &reader, &dir)?;
+            let images = stage_processes(&manifest, &reader, &run_dir.join("rollback-images"))?;
             let overlay = OverlayMount::find(std::process::id(), &rootfs)?;
             let tree = reader.tree(manifest.files.upper)?;
             let replacement = Replacement::build(&overlay, &tree, &reader)?;
-            Ok(Prepared {
+            let dir = run_dir.join("way-back-images");
+            let way_back = WayBack {
+                images: stage_processes(&now, &store.reader(&now)?, &dir)?,
+                manifest: now,
+            };
+            // The container has mounts of its own: this one is in use only by
+            // somebody on the host.
+            check_unused(&rootfs).context("something on the host uses the container's root")?;
+            let target = Target {
                 manifest,
                 images,
                 replacement,
                 overlay,
                 tree,
-            })
+            };
+            Ok((target, way_back))
         })
         .await
     }
 
-    /// Steps 3 to 5. If one fails, the files of before are in place again, and no
-    /// process is left.
-    async fn replace(
-        &mut self,
-        prepared: Prepared,
-        client: &Arc<Client>,
-    ) -> Result<(Manifest, i32, bool)> {
-        let Prepared {
+    /// Steps 3 to 5. If one fails, the files of before are in place again.
+    async fn replace(&mut self, target: Target, client: &Arc<Client>) -> Result<i32> {
+        let Target {
             manifest,
             images,
             replacement,
             overlay,
             tree,
-        } = prepared;
+        } = target;
         self.clear().await?;
         let rootfs = self.container.bundle.rootfs().to_path_buf();
         let (exchanged, index) = blocking(move || {
             let exchanged = replacement.exchange(&rootfs)?;
             // Before anything runs in it.
-            match Scanner::overlay(&overlay)
-                .map_err(anyhow::Error::from)
-                .and_then(|scanner| Ok(scanner.index_restored(&tree)?))
-            {
+            match index_of(&overlay, &tree) {
                 Ok(index) => Ok((exchanged, index)),
                 Err(error) => {
                     exchanged.undo()?;
@@ -182,14 +198,14 @@ impl Task {
             }
         })
         .await?;
-        match self.revive(&manifest, images.as_ref(), index, client).await {
+        match self.revive(&manifest, images, Some(index), client).await {
             Ok(pid) => {
-                let _ = blocking(move || {
+                blocking(move || {
                     exchanged.keep();
                     Ok(())
                 })
-                .await;
-                Ok((manifest, pid, images.is_some()))
+                .await?;
+                Ok(pid)
             }
             Err(error) => {
                 self.clear().await?;
@@ -199,17 +215,13 @@ impl Task {
         }
     }
 
-    /// After a failed [`Self::replace`]: the files are the old ones, so only
+    /// After a failed [`Self::replace`]: the files are those of before, so only
     /// processes are brought back.
-    async fn go_back(
-        &mut self,
-        store: &SandboxStore,
-        manifest: Manifest,
-        client: &Arc<Client>,
-    ) -> Result<()> {
+    async fn go_back(&mut self, way_back: WayBack, client: &Arc<Client>) -> Result<()> {
         self.clear().await?;
-        let prepared = self.prepare(store, manifest, "way-back-images").await?;
-        self.replace(prepared, client).await.map(|_| ())
+        let WayBack { manifest, images } = way_back;
+        self.revive(&manifest, images, None, client).await?;
+        Ok(())
     }
 
     /// Kills everything in the sandbox and has the runtime forget it.
@@ -233,17 +245,22 @@ impl Task {
     async fn revive(
         &mut self,
         manifest: &Manifest,
-        images: Option<&Images>,
-        upper: Index,
+        images: Option<Images>,
+        upper: Option<Index>,
         client: &Arc<Client>,
     ) -> Result<i32> {
         let container = self.container.clone();
         container.write_config(true)?;
+        let fresh = images.is_none();
         let launch = match images {
             None => Launch::Create,
             Some(images) => Launch::Restore(Restore::new(&container, images, client.terminal())),
         };
-        let (pid, terminal) = container.launch(client, launch).await?;
+        let Launched {
+            pid,
+            terminal,
+            since,
+        } = container.launch(client, launch).await?;
         container.adopt(pid)?;
         let rootfs = container.bundle.rootfs().to_path_buf();
         let overlay =
@@ -252,22 +269,28 @@ impl Task {
             Ok(history) => history.writer.clone(),
             Err(reason) => bail!("{reason}"),
         };
-        let fresh = images.is_none();
         let capture = self
-            .look_at(&writer, &overlay, Some(manifest), Some(upper), fresh)
+            .look_at(&writer, &overlay, Some(manifest), upper, fresh)
             .await?;
+        container.limit_again().await?;
         if fresh {
             let runtime = container.runtime.clone();
             blocking(move || Ok(runtime.start()?)).await?;
         }
         container.processes.with(INIT, |p| p.terminal = terminal)?;
         container.processes.replaced(pid);
-        container.watch_exit(INIT, pid);
+        container.watch_exit(INIT, pid, since);
         if let Ok(history) = &mut self.history {
             history.capture = Some(capture);
             history.version = Some(manifest.clone());
         }
-        self.after_start(!fresh).await?;
+        if let Err(error) = self.after_start(!fresh).await {
+            tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
+        }
         Ok(pid)
     }
+}
+
+fn index_of(overlay: &OverlayMount, tree: &Tree) -> Result<Index> {
+    Ok(Scanner::overlay(overlay)?.index_restored(tree)?)
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use crab_store::{Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{Message, Status};
+use super::{Message, Status, record::Way};
 use crate::{capture::Capture, publish::Published, sandbox::Container, tracer::Tracer};
 
 /// How many records are kept for a journal that cannot be written.
@@ -129,8 +129,12 @@ impl Task {
                 let _ = go.send(());
             }
             Message::Ended { exec, exit } => self.ended(&exec, exit).await,
-            Message::BeforeStart { beginning, done } => {
-                let _ = done.send(self.before_start(*beginning).await);
+            Message::BeforeStart {
+                beginning,
+                fresh,
+                done,
+            } => {
+                let _ = done.send(self.before_start(*beginning, fresh).await);
             }
             Message::AfterStart { restored, done } => {
                 if let Err(error) = self.after_start(restored).await {
@@ -186,7 +190,7 @@ impl Task {
         }
         let Some(open) = self.open.take() else { return };
         self.tell(|status| status.open = false);
-        if let Err(error) = self.boundary(open, Trigger::Exec, true).await {
+        if let Err(error) = self.boundary(open, Trigger::Exec, Way::Turn).await {
             tracing::error!(error = %format!("{error:#}"), "no checkpoint of this turn");
         }
     }

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The look at a boundary, and captures that need no freeze.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use crab_api::tracer::Effects;
+use crab_runtime::procs::Set;
+use crab_store::{Class, Cost};
+
+use super::{Capture, StagedCheckpoint, StagedProcesses, Taken, micros, unobserved};
+use crate::decide::{self, ProcessHalf, Seen};
+
+/// What a look has found so far.
+pub(super) struct Look {
+    pub(super) start: Instant,
+    pub(super) seen: Seen,
+    pub(super) half: ProcessHalf,
+    /// Memory-backed files may have changed with no trace.
+    pub(super) reread: bool,
+    /// The counters at its beginning.
+    pub(super) epoch: Option<Effects>,
+}
+
+/// Whether nothing that concerns files was counted in between.
+fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
+    match (before, after) {
+        (Some(before), Some(after)) => {
+            before.instance == after.instance
+                && before.lost == after.lost
+                && before.files == after.files
+                && before.mounts == after.mounts
+        }
+        // With no counters there is nothing that could tell.
+        _ => false,
+    }
+}
+
+impl Capture {
+    /// Decides what the time since the newest capture needs, and takes it.
+    pub(crate) fn take(&mut self) -> Result<Taken> {
+        let start = Instant::now();
+        let now = self.effects();
+        let set = self.processes()?;
+        let unseen = set.writes_unseen();
+        let means = unseen || self.unseen;
+        let seen = decide::seen(self.base.as_ref(), &now, means);
+        let half = self.half(&set);
+        if seen == Seen::FilesUntouched && !self.owed && half == ProcessHalf::Unchanged {
+            self.unseen = unseen;
+            self.base = now.ok();
+            return Ok(self.nothing(&seen, start));
+        }
+        // A mapping that was made and is gone again counts, too.
+        let made = match (&self.base, &now) {
+            (Some(before), Ok(now)) => before.unseen != now.unseen,
+            _ => true,
+        };
+        let moved = match (&self.base, &now) {
+            (Some(before), Ok(now)) => {
+                before.mounts != now.mounts || before.instance != now.instance
+            }
+            _ => true,
+        };
+        let mut look = Look {
+            start,
+            seen,
+            half,
+            reread: means || made || self.reread,
+            epoch: now.ok(),
+        };
+        // What fails half way is looked at again, whatever the counters say.
+        self.owed = true;
+        if moved && self.follow_mounts()? && !set.is_empty() && look.half == ProcessHalf::Unchanged
+        {
+            // The table of mounts is in the process image.
+            look.half = ProcessHalf::Image("something was mounted or unmounted".into());
+        }
+        let in_motion = !set.at_rest() || unseen;
+        self.unseen = unseen;
+        // A write that is half done is counted only when it is over, and one to a
+        // mapping never.
+        let taken = if matches!(look.half, ProcessHalf::Image(_)) || in_motion {
+            self.take_frozen(look)
+        } else {
+            self.take_running(look, &set)
+        }?;
+        self.owed = false;
+        self.reread = false;
+        Ok(taken)
+    }
+
+    /// Without a freeze; falls back to one when something moved meanwhile.
+    fn take_running(&mut self, mut look: Look, set: &Set) -> Result<Taken> {
+        let scans = self.scan(set, look.reread)?;
+        let count = scans.count();
+        if let Some(in_use) = self.held_change(&scans, set) {
+            look.half = held(&in_use);
+            return self.take_frozen(look);
+        }
+        let decide_us = micros(look.start.elapsed());
+        let class = decide::class(count > 0, &look.half);
+        let changed = self.changed_paths(&scans);
+        let capture = Instant::now();
+        let staged = if scans.torn {
+            None
+        } else {
+            Some(self.stage(scans)?)
+        };
+        let after = self.effects().ok();
+        let whole = same_epoch(look.epoch.as_ref(), after.as_ref());
+        let staged =
+            staged.filter(|staged| whole && staged.iter().all(|(_, s)| s.torn().is_empty()));
+        let Some(roots) = staged else {
+            return self.take_frozen(look);
+        };
+        self.base = look.epoch;
+        let processes = match &look.half {
+            ProcessHalf::Gone(_) => {
+                self.baseline = Some(set.clone());
+                self.some_processes = false;
+                StagedProcesses::None
+            }
+            _ => StagedProcesses::Kept,
+        };
+        Ok(Taken {
+            class,
+            reason: decide::reason(&look.seen, count, &look.half),
+            unobserved: unobserved(&look.seen),
+            degraded: None,
+            cost: Cost {
+                decide_us,
+                capture_us: micros(capture.elapsed()),
+                ..Cost::default()
+            },
+            files_changed: count as u64,
+            changed,
+            staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
+        })
+    }
+}
+
+/// Why a change of a file needs an image.
+pub(super) fn held(path: &str) -> ProcessHalf {
+    ProcessHalf::Image(format!("{path} changed, which a process holds"))
+}
