@@ -222,6 +222,20 @@ impl Criu {
     }
 }
 
+impl Criu {
+    /// Whether it can dump internet sockets on this kernel. Linux 6.16 refuses an
+    /// option of theirs that CRIU before 4.2 asks for (SO_PASSCRED).
+    pub fn dumps_inet_sockets(&self) -> bool {
+        let kernel = rustix::system::uname();
+        dumps_inet_sockets(&self.version, &kernel.release().to_string_lossy())
+    }
+}
+
+fn dumps_inet_sockets(criu: &str, kernel: &str) -> bool {
+    parse_version(criu).is_none_or(|v| v >= (4, 2))
+        || parse_version(kernel).is_some_and(|v| v < (6, 16))
+}
+
 fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
     let failed = |e: io::Error| format!("run {}: {e}", program.display());
     let mut command = Command::new(program);
@@ -267,6 +281,13 @@ mod tests {
             Some("Can't dump file 5 of that type [600] (unknown /dev/fuse)")
         );
         assert_eq!(restore_error(dir.path()), None);
+    }
+
+    #[test]
+    fn old_criu_on_a_new_kernel_cannot_dump_internet_sockets() {
+        assert!(!dumps_inet_sockets("4.1.1", "6.18.44-x"));
+        assert!(dumps_inet_sockets("4.2", "6.18.44-x"));
+        assert!(dumps_inet_sockets("4.1.1", "6.12.9-amd64"));
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //! What processes hold on to: files, mappings, and what CRIU cannot dump.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
-use super::Set;
+use super::{Process, Set};
 
 impl Set {
     /// Whether a process maps a file shared and writable, or has an io_uring:
@@ -69,6 +69,22 @@ impl Set {
         pages * rustix::param::page_size() as u64
     }
 
+    /// A process that holds an internet socket: one that the socket tables of its
+    /// network namespace list.
+    pub fn inet_socket(&self) -> Option<&Process> {
+        let mut tables: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
+        self.iter().find(|process| {
+            let proc = PathBuf::from(format!("/proc/{}", process.pid));
+            let Ok(namespace) = fs::read_link(proc.join("ns/net")) else {
+                return false;
+            };
+            let listed = tables
+                .entry(namespace)
+                .or_insert_with(|| inet_inodes(&proc.join("net")));
+            sockets_of(&proc).any(|inode| listed.contains(&inode))
+        })
+    }
+
     /// Why no process image may be taken without harm or could not be restored,
     /// if so: known before anything is frozen.
     pub fn undumpable(&self, init: i32) -> Option<String> {
@@ -97,6 +113,37 @@ impl Set {
         }
         None
     }
+}
+
+/// The inodes in the socket tables of a network namespace (proc_pid_net(5); the
+/// tenth field, after a line of headings).
+fn inet_inodes(net: &Path) -> BTreeSet<u64> {
+    ["tcp", "tcp6", "udp", "udp6", "raw", "raw6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(net.join(table)).ok())
+        .flat_map(|table| {
+            table
+                .lines()
+                .skip(1)
+                .filter_map(|line| line.split_ascii_whitespace().nth(9)?.parse().ok())
+                .collect::<Vec<u64>>()
+        })
+        .collect()
+}
+
+fn sockets_of(proc: &Path) -> impl Iterator<Item = u64> {
+    fs::read_dir(proc.join("fd"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            let inode = target
+                .to_str()?
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')?;
+            inode.parse().ok()
+        })
 }
 
 fn add_reference(paths: &mut BTreeSet<Vec<u8>>, link: &Path) {
@@ -172,6 +219,20 @@ mod tests {
         ] {
             assert_eq!(shared_writable(line), None);
         }
+    }
+
+    #[test]
+    fn our_own_listening_socket_is_in_the_tables_and_a_unix_one_is_not() {
+        let proc = Path::new("/proc/self");
+        let listed = |proc: &Path| {
+            let listed = inet_inodes(&proc.join("net"));
+            sockets_of(proc).filter(|i| listed.contains(i)).count()
+        };
+        let before = listed(proc);
+        let _unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(listed(proc), before);
+        let _tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(listed(proc), before + 1);
     }
 
     #[test]

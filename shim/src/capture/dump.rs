@@ -32,10 +32,19 @@ impl Capture {
         let criu = Criu::probe(&program, &cache, &host.reaper)?;
         // With the init, keep-alive or not: a dump takes it along.
         let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
-        match all.undumpable(self.init) {
-            Some(reason) => Err(reason),
-            None => Ok(criu),
+        if let Some(reason) = all.undumpable(self.init) {
+            return Err(reason);
         }
+        if !criu.dumps_inet_sockets()
+            && let Some(process) = all.inet_socket()
+        {
+            return Err(format!(
+                "process {} ({}) holds an internet socket, which CRIU {} cannot dump on this kernel; \
+                 CRIU 4.2 can",
+                process.pid, process.comm, criu.version
+            ));
+        }
+        Ok(criu)
     }
 
     /// What an image lacks, if anything.
