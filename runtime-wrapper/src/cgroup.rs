@@ -88,8 +88,8 @@ fn mounts() -> Result<(PathBuf, Option<PathBuf>), CgroupError> {
 
 /// The path of a process's cgroup in one hierarchy, from `/proc/<pid>/cgroup`
 /// (see cgroups(7)): the v2 line is `0::<path>`, a v1 line
-/// `<n>:<controllers>:<path>`.
-fn path_of(table: &str, controller: &str) -> Option<String> {
+/// `<n>:<controllers>:<path>`. `controller` is empty for v2.
+pub fn path_of(table: &str, controller: &str) -> Option<String> {
     table.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);

@@ -21,6 +21,8 @@ use rustix::{
 };
 use thiserror::Error;
 
+use crate::overlay::unescape_octal;
+
 /// Why something could not be mounted or unmounted.
 #[derive(Debug, Error)]
 #[error("{verb} {target}: {source}")]
@@ -262,7 +264,7 @@ fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
         else {
             continue;
         };
-        let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(at)));
+        let path = PathBuf::from(std::ffi::OsString::from_vec(unescape_octal(at)));
         // A later mount at the same place hides the earlier one.
         found.retain(|t| t.path != path);
         let has = |list: &[u8], word: &[u8]| list.split(|b| *b == b',').any(|o| o == word);
@@ -285,29 +287,6 @@ fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
         found.push(Tmpfs { path, device });
     }
     found
-}
-
-/// Undoes mountinfo's octal escapes (`\040` is a space).
-fn unescape(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((first, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|_| *first == b'\\')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match octal {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
 }
 
 #[cfg(test)]

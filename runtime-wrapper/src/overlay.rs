@@ -30,7 +30,8 @@ use std::{
 
 use rustix::{fs::makedev, mount::MountFlags};
 
-use self::escape::{split_lowers, unescape, unescape_octal};
+pub(crate) use self::escape::unescape_octal;
+use self::escape::{split_lowers, unescape};
 
 /// An overlay as it is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]

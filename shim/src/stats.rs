@@ -13,6 +13,7 @@ use containerd_shim_protos::{
     cgroups_v2::metrics as v2,
     protobuf::{Message, MessageField, well_known_types::any::Any},
 };
+use crab_runtime::cgroup::path_of;
 
 /// Reads the use of the cgroup in which the process is.
 pub(crate) fn of_process(pid: i32) -> Result<Any> {
@@ -35,20 +36,9 @@ fn any(type_url: &str, message: &impl Message) -> Result<Any> {
 }
 
 fn dir_of(table: &str, controller: &str) -> Option<PathBuf> {
-    table.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        let here = if controller.is_empty() {
-            controllers.is_empty()
-        } else {
-            controllers.split(',').any(|c| c == controller)
-        };
-        here.then(|| {
-            Path::new("/sys/fs/cgroup")
-                .join(controller)
-                .join(path.trim_start_matches('/'))
-        })
-    })
+    let path = path_of(table, controller)?;
+    let root = Path::new("/sys/fs/cgroup").join(controller);
+    Some(root.join(path.trim_start_matches('/')))
 }
 
 fn number(dir: &Path, file: &str) -> u64 {

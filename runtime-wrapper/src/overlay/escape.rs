@@ -13,7 +13,7 @@ fn octal(text: &[u8]) -> Option<(u8, usize)> {
     }
 }
 
-pub(super) fn unescape_octal(mut text: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape_octal(mut text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     while let Some((byte, taken)) = octal(text) {
         out.push(byte);
