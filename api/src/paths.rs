@@ -24,10 +24,15 @@ pub fn crabd_log(run_dir: &Path) -> PathBuf {
     run_dir.join("crabd.log")
 }
 
+/// Where each sandbox has its directory, as `<namespace>/<id>`.
+pub fn sandboxes_dir(run_dir: &Path) -> PathBuf {
+    run_dir.join("sandboxes")
+}
+
 /// What a shim keeps of one sandbox while it lives: its address, its network
 /// namespace, its checkpoint images in the making.
 pub fn sandbox_dir(run_dir: &Path, namespace: &str, id: &str) -> PathBuf {
-    run_dir.join("sandboxes").join(namespace).join(id)
+    sandboxes_dir(run_dir).join(namespace).join(id)
 }
 
 /// The file with the ttrpc address (`unix://...`) of a sandbox's shim.

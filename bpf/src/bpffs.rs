@@ -11,6 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use thiserror::Error;
 
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const SYSFS_MAGIC: u64 = 0x6265_6572;
 
 /// Why there is no BPF file system for the pins.
 #[derive(Debug, Error)]
@@ -42,10 +43,12 @@ pub enum MountError {
 /// `/sys/fs/bpf/crab` gets its bpffs at the usual `/sys/fs/bpf`.
 pub(crate) fn ensure(dir: &Path) -> Result<(), MountError> {
     let existing = nearest_existing(dir);
-    if !is_bpffs(&existing)? {
+    let kind = kind(&existing)?;
+    if kind != BPF_FS_MAGIC {
         let point = match make(dir) {
             Ok(()) => dir.to_path_buf(),
-            Err(_) if existing != dir => existing,
+            // Only there: what else refuses a directory may be anything, `/proc` or `/`.
+            Err(_) if existing != dir && kind == SYSFS_MAGIC => existing,
             Err(error) => return Err(error),
         };
         mount(
@@ -109,9 +112,10 @@ fn nearest_existing(dir: &Path) -> PathBuf {
         .to_path_buf()
 }
 
-fn is_bpffs(dir: &Path) -> Result<bool, MountError> {
+/// The magic number of the file system that a directory is on.
+fn kind(dir: &Path) -> Result<u64, MountError> {
     match rustix::fs::statfs(dir) {
-        Ok(stat) => Ok(stat.f_type as u64 & 0xffff_ffff == BPF_FS_MAGIC),
+        Ok(stat) => Ok(stat.f_type as u64 & 0xffff_ffff),
         Err(source) => Err(MountError::Directory {
             verb: "statfs",
             path: dir.to_path_buf(),

@@ -28,7 +28,7 @@ struct Taken {
 }
 
 pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, CliError> {
-    let id = context.sandbox(text_of_id)?.id().clone();
+    let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
     let live = Live::require(&context.config, WHAT, &id).await?;
     let timeout = context::with_duration(WORK_TIMEOUT);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     error::{CliError, Code},
-    resolve,
+    live, resolve,
 };
 
 pub(crate) struct Context {
@@ -50,16 +50,57 @@ impl Context {
         }
     }
 
-    /// The sandbox that a user means by `text`.
+    /// The sandbox that a user means by `text`, with its history.
     pub(crate) fn sandbox(&self, text: &str) -> Result<SandboxStore, CliError> {
-        let store = self.store()?;
-        let found = store
-            .sandboxes()
-            .map_err(|error| CliError::store("cannot list the sandboxes", error.into()))?;
-        let id = resolve::resolve(text, &found, crate::docker::names)?;
-        store
-            .sandbox(&id)
-            .map_err(|error| CliError::store(format!("cannot open sandbox {id}"), error.into()))
+        let (store, id) = self.meant(text)?;
+        match store.map(|store| store.sandbox(&id)) {
+            Some(Ok(sandbox)) => Ok(sandbox),
+            None | Some(Err(OpenError::NoSandbox(_))) => Err(CliError::new(
+                Code::NotFound,
+                format!("no history of {id}"),
+                "it runs without checkpoints",
+                format!("`crab checkpoint {id}` says why"),
+            )),
+            Some(Err(error)) => Err(CliError::store(
+                format!("cannot open sandbox {id}"),
+                error.into(),
+            )),
+        }
+    }
+
+    /// The id of the sandbox that a user means, also of one without a history.
+    pub(crate) fn sandbox_id(&self, text: &str) -> Result<SandboxId, CliError> {
+        Ok(self.meant(text)?.1)
+    }
+
+    fn meant(&self, text: &str) -> Result<(Option<Store>, SandboxId), CliError> {
+        let (store, known) = self.known()?;
+        // On a host where Crab has not run yet, that is what is to be said.
+        let store = match store {
+            None if known.is_empty() => Some(self.store()?),
+            store => store,
+        };
+        let id = resolve::resolve(text, &known, crate::docker::names)?;
+        Ok((store, id))
+    }
+
+    /// The sandboxes in the store and, unless the user named another store, those that
+    /// have a shim.
+    pub(crate) fn known(&self) -> Result<(Option<Store>, Vec<SandboxId>), CliError> {
+        let mut known = match self.named {
+            true => Vec::new(),
+            false => live::ids(&self.config.run_dir),
+        };
+        let store = self.store_if_any()?;
+        if let Some(store) = &store {
+            let stored = store
+                .sandboxes()
+                .map_err(|error| CliError::store("cannot list the sandboxes", error.into()))?;
+            known.extend(stored);
+        }
+        known.sort();
+        known.dedup();
+        Ok((store, known))
     }
 
     /// Only root may talk to shims and start containers.

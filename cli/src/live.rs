@@ -34,6 +34,24 @@ pub(crate) enum NoAnswer {
     Deaf(String),
 }
 
+/// The sandboxes that have a shim, or had one that was not cleaned up after.
+pub(crate) fn ids(run_dir: &Path) -> Vec<SandboxId> {
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    };
+    let sandboxes = paths::sandboxes_dir(run_dir);
+    let namespaces = names(&sandboxes).into_iter();
+    namespaces
+        .flat_map(|namespace| {
+            let ids = names(&sandboxes.join(&namespace)).into_iter();
+            ids.filter_map(move |id| SandboxId::new(&namespace, &id).ok())
+        })
+        .collect()
+}
+
 impl Live {
     /// Asks a sandbox's shim how it is.
     pub(crate) async fn find(config: &Config, id: &SandboxId) -> Result<Self, NoAnswer> {

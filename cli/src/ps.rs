@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crab_config::Config;
-use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnId};
+use crab_store::{JournalRecord, OpenError, SandboxId, SandboxStore, Store, TurnId};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -48,31 +48,34 @@ struct Row {
     /// What is not as it should be.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
+    #[serde(skip)]
+    in_store: bool,
 }
 
+/// The state of a sandbox that has no shim.
+const GONE: &str = "gone";
+
 pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
+    let (store, sandboxes) = context.known()?;
+    let mut names = docker::names(&sandboxes);
     let mut rows = Vec::new();
-    if let Some(store) = context.store_if_any()? {
-        let sandboxes = store
-            .sandboxes()
-            .map_err(|error| CliError::store("cannot list the sandboxes", error.into()))?;
-        let mut names = docker::names(&sandboxes);
-        for id in &sandboxes {
-            let mut row = Row::of(id, stored(&store, id));
-            row.name = names.remove(id);
-            rows.push(row);
-        }
-        // All shims at once: a deaf one must not hold up the others.
-        let config = Arc::new(context.config.clone());
-        let mut asked = JoinSet::new();
-        for (number, id) in sandboxes.into_iter().enumerate() {
-            let config: Arc<Config> = config.clone();
-            asked.spawn(async move { (number, Live::find(&config, &id).await) });
-        }
-        while let Some(Ok((number, answer))) = asked.join_next().await {
-            rows[number].answered(answer);
-        }
+    for id in &sandboxes {
+        let mut row = Row::of(id, store.as_ref().and_then(|store| stored(store, id)));
+        row.name = names.remove(id);
+        rows.push(row);
     }
+    // All shims at once: a deaf one must not hold up the others.
+    let config = Arc::new(context.config.clone());
+    let mut asked = JoinSet::new();
+    for (number, id) in sandboxes.into_iter().enumerate() {
+        let config: Arc<Config> = config.clone();
+        asked.spawn(async move { (number, Live::find(&config, &id).await) });
+    }
+    while let Some(Ok((number, answer))) = asked.join_next().await {
+        rows[number].answered(answer);
+    }
+    // Of what has neither, only a directory was left.
+    rows.retain(|row| row.in_store || row.state != GONE);
     context.answer(&Ps { sandboxes: rows }, text)
 }
 
@@ -88,8 +91,16 @@ struct Stored {
     image: Option<String>,
 }
 
-fn stored(store: &Store, id: &SandboxId) -> Result<Stored, StoreError> {
-    let sandbox: SandboxStore = store.sandbox(id)?;
+/// Nothing if the store does not have it.
+fn stored(store: &Store, id: &SandboxId) -> Option<Result<Stored, StoreError>> {
+    match store.sandbox(id) {
+        Ok(sandbox) => Some(read(&sandbox)),
+        Err(OpenError::NoSandbox(_)) => None,
+        Err(error) => Some(Err(error.into())),
+    }
+}
+
+fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
     let manifests = sandbox.manifests()?;
     let journal = sandbox.journal()?;
     let meta = sandbox.meta()?;
@@ -117,11 +128,12 @@ fn stored(store: &Store, id: &SandboxId) -> Result<Stored, StoreError> {
 }
 
 impl Row {
-    fn of(id: &SandboxId, stored: Result<Stored, StoreError>) -> Self {
+    fn of(id: &SandboxId, stored: Option<Result<Stored, StoreError>>) -> Self {
         let mut row = Self {
+            in_store: stored.is_some(),
             sandbox: id.clone(),
             name: None,
-            state: "gone".to_owned(),
+            state: GONE.to_owned(),
             pid: None,
             turn: None,
             turn_open: false,
@@ -134,7 +146,8 @@ impl Row {
             note: None,
         };
         match stored {
-            Ok(stored) => {
+            None => {}
+            Some(Ok(stored)) => {
                 row.turn = stored.turn;
                 row.checkpoint = stored.head;
                 row.checkpoints = stored.checkpoints;
@@ -147,7 +160,7 @@ impl Row {
                 }
             }
             // One sandbox that cannot be read must not hide the others.
-            Err(error) => row.note = Some(error.to_string()),
+            Some(Err(error)) => row.note = Some(error.to_string()),
         }
         row
     }

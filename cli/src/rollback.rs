@@ -33,13 +33,14 @@ pub(crate) async fn run(
     text_of_id: &str,
     turn: TurnId,
 ) -> Result<String, CliError> {
-    let sandbox = context.sandbox(text_of_id)?;
-    let id = sandbox.id().clone();
+    let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
     let live = Live::require(&context.config, WHAT, &id).await?;
     // The turn that ended last may not be published yet, and the shim knows
     // more than the store, so it decides; what surely cannot be is said here.
-    if turn.0 > live.status.turn {
+    if turn.0 > live.status.turn
+        && let Ok(sandbox) = context.sandbox(&id.to_string())
+    {
         let known = sandbox.checkpoint_of(turn);
         if let Err(error) = known {
             return Err(CliError::store(format!("cannot {WHAT} {id}"), error.into()));

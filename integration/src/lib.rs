@@ -36,7 +36,7 @@ pub use command::{Output, Running, Tool};
 pub use counter::Counter;
 pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
 pub use events::{Event, Events};
-pub use sandbox::{ExecOptions, Sandbox, State};
+pub use sandbox::{ExecOptions, Sandbox, State, sleeper};
 pub use swap::Swapped;
 pub use terminal::Terminal;
 pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll, skip};

@@ -370,6 +370,16 @@ impl Sandbox {
     }
 }
 
+/// A shell script that leaves a process behind which sleeps for so many seconds, and
+/// ends when that one has begun to: until then it runs, and is another a moment later.
+pub fn sleeper(seconds: u32) -> String {
+    // 230 is clock_nanosleep.
+    format!(
+        "setsid sleep {seconds} </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done"
+    )
+}
+
 fn state_of(word: &str) -> Result<State> {
     Ok(match word.to_lowercase().as_str() {
         "created" => State::Created,

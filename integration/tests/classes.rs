@@ -10,7 +10,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use crab_integration::{
-    BUSYBOX, Client, Crab, DEBIAN, RunOptions, Sandbox, Testbed, Tool, Turn, poll, skip,
+    BUSYBOX, Client, Crab, DEBIAN, RunOptions, Sandbox, Testbed, Tool, Turn, poll, skip, sleeper,
 };
 use crab_store::Class;
 
@@ -569,7 +569,11 @@ for attempt in range(200):
     except ConnectionRefusedError:
         time.sleep(0.02)
 s.send(sys.argv[1].encode())
-print(s.recv(100).decode())
+answer = b''
+# To its end: then the server waits again.
+while part := s.recv(100):
+    answer += part
+print(answer.decode())
 "#;
 
 fn prepare_server(crab: &Crab, sandbox: &Sandbox) -> Result<()> {
@@ -659,14 +663,16 @@ const PROCESSES: &[Case] = &[
         Class::Processes,
         "a process that only sleeps",
         "",
-        "setsid sleep 1000 </dev/null >/dev/null 2>&1 &",
+        "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
     ),
     case(Class::None, "it sleeps on", "", "true"),
     case(
         Class::Processes,
         "one more",
         "",
-        "setsid sleep 1001 </dev/null >/dev/null 2>&1 &",
+        "setsid sleep 1001 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
     ),
     case(
         Class::Processes,
@@ -684,7 +690,8 @@ const PROCESSES: &[Case] = &[
         Class::Processes,
         "a program of one's own",
         "cp /bin/sleep /root/own",
-        "setsid /root/own 1000 </dev/null >/dev/null 2>&1 &",
+        "setsid /root/own 1000 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
     ),
     case(
         Class::Full,
@@ -790,8 +797,8 @@ fn a_process_that_cannot_be_dumped_is_said_and_files_are_kept() -> Result<()> {
     for client in testbed.clients() {
         let sandbox = client.run(BUSYBOX, RunOptions::new())?;
         // A dump would end it.
-        let script = "echo x >/root/x; setsid sleep 1000 </dev/null >/dev/null 2>&1 &";
-        let turn = crab.turn_of(&sandbox, Class::Full, script)?;
+        let script = format!("echo x >/root/x; {}", sleeper(1000));
+        let turn = crab.turn_of(&sandbox, Class::Full, &script)?;
         let degraded = turn.record.degraded.unwrap_or_default();
         assert!(degraded.contains("busybox sleep"), "{degraded}");
         assert!(turn.published);

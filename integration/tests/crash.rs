@@ -23,8 +23,7 @@ const CRABD: &str = "/usr/local/bin/crabd";
 
 /// Where a process image is written.
 fn staging(sandbox: &Sandbox) -> PathBuf {
-    let id = sandbox.sandbox_id().replace('/', "-");
-    Path::new("/run/crab/staging").join(id)
+    Path::new("/run/crab/staging").join(sandbox.sandbox_id())
 }
 
 /// Where its checkpoints are.
@@ -62,14 +61,24 @@ fn changed(turn: &Turn) -> Vec<&str> {
     paths.map(|changed| changed.path.as_str()).collect()
 }
 
-/// Processes whose command line has all these words, by the last name in the first.
-fn running(program: &str, word: &str) -> Vec<u32> {
-    let all = processes::all().into_iter();
-    all.filter(|(_, words)| {
-        words[0].rsplit('/').next() == Some(program) && words.iter().any(|w| w == word)
-    })
-    .map(|(pid, _)| pid)
-    .collect()
+/// Who works on a checkpoint.
+#[derive(Clone, Copy)]
+enum Dumper {
+    Runc,
+    Criu,
+}
+
+impl Dumper {
+    fn at_work(self) -> Vec<u32> {
+        let all = processes::all().into_iter();
+        all.filter(|(_, words)| match self {
+            // As it calls itself then.
+            Self::Criu => words[0].starts_with("criu: dump "),
+            Self::Runc => words[0] == "runc" && words.iter().any(|word| word == "checkpoint"),
+        })
+        .map(|(pid, _)| pid)
+        .collect()
+    }
 }
 
 #[test]
@@ -182,7 +191,9 @@ fn without_any_crabd_turns_are_unobserved_and_right() -> Result<()> {
         unobserved(Class::Files, "echo 2 >/dev/shm/f")?;
         unobserved(
             Class::Processes,
-            "setsid tail -f /dev/null </dev/null >/dev/null 2>&1 &",
+            // At rest before the turn ends: then the next one sees no progress.
+            "setsid tail -f /dev/null </dev/null >/dev/null 2>&1 & \
+             until [ \"$(cut -d ' ' -f 2,3 /proc/$!/stat)\" = '(tail) S' ]; do sleep 0.02; done",
         )?;
         unobserved(Class::None, "ls /")?;
         unobserved(
@@ -320,7 +331,7 @@ fn a_shim_killed_in_the_middle_of_a_checkpoint_loses_no_published_one() -> Resul
 }
 
 /// Has the image of a turn fail by killing who writes it; the container goes on.
-fn kill_in_a_dump(client: Client, crab: &Crab, program: &str, word: &str) -> Result<()> {
+fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
     let sandbox = client.run(DEBIAN, RunOptions::new())?;
     let counter = Counter::start(crab, &sandbox, 64)?;
     assert_eq!(counter.ask()?.0, 1);
@@ -328,9 +339,9 @@ fn kill_in_a_dump(client: Client, crab: &Crab, program: &str, word: &str) -> Res
     let inside = sandbox.processes()?;
     let exec = counter.ask_only()?;
     catch("a dump", || {
-        staging(&sandbox).join("pages-1.img").exists() && !running(program, word).is_empty()
+        staging(&sandbox).join("pages-1.img").exists() && !dumper.at_work().is_empty()
     })?;
-    for pid in running(program, word) {
+    for pid in dumper.at_work() {
         processes::kill(pid)?;
     }
     exec.wait()?.ok()?;
@@ -360,7 +371,7 @@ fn a_criu_killed_in_a_dump_labels_the_turn_and_harms_nobody() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     for client in testbed.clients() {
-        kill_in_a_dump(client, &testbed.crab(), "criu", "swrk").context(client.name())?;
+        kill_in_a_dump(client, &testbed.crab(), Dumper::Criu).context(client.name())?;
     }
     Ok(())
 }
@@ -370,7 +381,7 @@ fn a_runc_killed_in_a_dump_labels_the_turn_and_harms_nobody() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     for client in testbed.clients() {
-        kill_in_a_dump(client, &testbed.crab(), "runc", "checkpoint").context(client.name())?;
+        kill_in_a_dump(client, &testbed.crab(), Dumper::Runc).context(client.name())?;
     }
     Ok(())
 }

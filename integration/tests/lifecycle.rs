@@ -3,12 +3,17 @@
 //! What any shim has to do for `ctr` and `docker`: start, stdio, signals, exit
 //! statuses, events, and nothing left behind.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    BUSYBOX, Census, CgroupMode, Client, DEBIAN, Events, ExecOptions, RunOptions, Sandbox, State,
-    Terminal, Testbed, poll, processes, skip,
+    BUSYBOX, Census, CgroupMode, Client, Counter, DEBIAN, Events, ExecOptions, RunOptions, Sandbox,
+    State, Terminal, Testbed, poll, processes, skip, sleeper,
 };
 use crab_store::Class;
 
@@ -195,7 +200,7 @@ fn uses_the_terminal(mut terminal: Terminal) -> Result<()> {
     terminal.resize(43, 121)?;
     poll("the terminal has its second size", LIMIT, || {
         terminal.send("stty size\n")?;
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
         Ok(terminal.seen().contains("43 121").then_some(()))
     })?;
     // One line: what is typed while a program starts may be lost to its ^C.
@@ -300,7 +305,7 @@ fn the_processes_of_a_container_are_listed() -> Result<()> {
     let testbed = Testbed::here()?;
     for client in testbed.clients() {
         let sandbox = client.run(BUSYBOX, RunOptions::new())?;
-        sandbox.sh_ok("setsid sleep 1000 </dev/null >/dev/null 2>&1 &")?;
+        sandbox.sh_ok(&sleeper(1000))?;
         let mut inside = sandbox.processes()?;
         assert_eq!(inside.len(), 2);
         let said = match client {
@@ -324,7 +329,7 @@ fn metrics_have_numbers_in_them() -> Result<()> {
     let testbed = Testbed::here()?;
     let client = testbed.ctr();
     let sandbox = client.run(BUSYBOX, RunOptions::new())?;
-    sandbox.sh_ok("setsid sleep 1000 </dev/null >/dev/null 2>&1 &")?;
+    sandbox.sh_ok(&sleeper(1000))?;
     let said = client.tool(["task", "metrics", sandbox.id()]).run()?.ok()?;
     let number = |name: &str| -> Option<u64> {
         let line = said
@@ -560,7 +565,7 @@ fn a_killed_shim_is_cleaned_up_after_and_its_history_stays() -> Result<()> {
     let ctr = testbed.ctr();
     let before = Census::take()?;
     let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
-    sandbox.sh_ok("setsid sleep 1000 </dev/null >/dev/null 2>&1 &")?;
+    sandbox.sh_ok(&sleeper(1000))?;
     crab.turn_of(&sandbox, Class::Files, "echo kept >/root/kept")?;
     let inside = sandbox.processes()?;
     let pid = sandbox.pid()?;
@@ -586,6 +591,37 @@ fn a_killed_shim_is_cleaned_up_after_and_its_history_stays() -> Result<()> {
     drop(sandbox);
     forget_fifos()?;
     before.wait_for_nothing_left()
+}
+
+#[test]
+fn a_container_in_the_middle_of_a_checkpoint_is_removed_at_once() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        // Into the dump, to catch CRIU at various work: it holds processes that are
+        // to die, and waits for them.
+        for pause in [0, 3, 10, 25, 50, 90] {
+            let before = Census::take()?;
+            let sandbox = client.run(DEBIAN, RunOptions::new())?;
+            let counter = Counter::start(&crab, &sandbox, 16)?;
+            let _exec = counter.ask_only()?;
+            let images = Path::new("/run/crab/staging").join(sandbox.sandbox_id());
+            poll("a dump is under way", LIMIT, || {
+                Ok(images.exists().then_some(()))
+            })?;
+            thread::sleep(Duration::from_millis(pause));
+            let start = Instant::now();
+            sandbox.remove()?;
+            let took = start.elapsed();
+            ensure!(
+                took < Duration::from_secs(4),
+                "{} took {took:?} ({pause} ms into a dump)",
+                client.name()
+            );
+            before.wait_for_nothing_left()?;
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use crab_integration::{
     Client, Crab, DEBIAN, ExecOptions, RunOptions, Sandbox, State, Testbed, Tool, poll, processes,
+    sleeper,
 };
 use crab_store::{Class, JournalRecord};
 
@@ -39,7 +40,11 @@ for attempt in range(500):
     except ConnectionRefusedError:
         time.sleep(0.01)
 s.send(b'x')
-print(s.recv(100).decode())
+answer = b''
+# To its end: then the server waits again.
+while part := s.recv(100):
+    answer += part
+print(answer.decode())
 "#;
 
 fn debian() -> RunOptions {
@@ -439,13 +444,11 @@ fn cycles_of_exec_checkpoint_and_rollback_go_on_for_ever() -> Result<()> {
         let mut expected = Vec::new();
         let mut turns = Vec::new();
         for cycle in 1..=5 {
-            let script = format!(
-                "setsid sleep 100{cycle} </dev/null >/dev/null 2>&1 & echo {cycle} >/root/{cycle}"
-            );
+            let script = format!("{}; echo {cycle} >/root/{cycle}", sleeper(1000 + cycle));
             let turn = crab.turn_of(&sandbox, Class::Full, &script)?;
             ensure!(turn.record.degraded.is_none(), "cycle {cycle}: {turn:?}");
             turns.push(turn.number());
-            expected.push(format!("100{cycle}"));
+            expected.push((1000 + cycle).to_string());
             assert_eq!(crab.checkpoint(&sandbox)?["class"], "none", "cycle {cycle}");
             crab.turn_of(
                 &sandbox,
@@ -472,8 +475,12 @@ fn a_turn_that_does_not_exist_is_refused_and_nothing_is_touched() -> Result<()> 
     for client in testbed.clients() {
         let sandbox = client.run(DEBIAN, debian())?;
         crab.turn_of(&sandbox, Class::Files, "echo one >/root/f")?;
-        let running = sandbox.exec_start(&["sh", "-c", "cat; echo whole"], &ExecOptions::new())?;
-        let (pid, inside) = (sandbox.pid()?, sandbox.processes()?);
+        let running = sandbox.exec_start(&["sleep", "1000"], &ExecOptions::new())?;
+        let inside = poll("the exec runs", LIMIT, || {
+            let inside = sandbox.processes()?;
+            Ok((sleepers(&sandbox)? == ["1000"]).then_some(inside))
+        })?;
+        let pid = sandbox.pid()?;
         for turn in ["3", "999", "18446744073709551615"] {
             let refusal = crab.refusal(&["rollback", &sandbox.sandbox_id(), "--turn", turn])?;
             assert_eq!(refusal.code, 3, "{}", refusal.line);

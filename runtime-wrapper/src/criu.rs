@@ -25,7 +25,10 @@ use std::{
 use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
 use thiserror::Error;
 
-use crate::{oci::find_program, reaper::Reaper};
+use crate::{
+    oci::find_program,
+    reaper::{Limit, Reaper},
+};
 
 /// The oldest CRIU that dumps on current kernels: earlier ones do not know
 /// rseq, and fail on the vDSO of Linux 6.
@@ -197,7 +200,7 @@ impl Criu {
         let mut check = Command::new(&program);
         check.arg("check").stdout(Stdio::null());
         let (status, text) = reaper
-            .output(&mut check, Some(CHECK_LIMIT))
+            .output(&mut check, Some(Limit::after(CHECK_LIMIT)))
             .map_err(|e| format!("run {}: {e}", program.display()))?;
         let reason = (status != 0).then(|| {
             let text = String::from_utf8_lossy(&text);

@@ -3,8 +3,14 @@
 //!
 //! CRIU runs below the OCI runtime, so the limit ends the whole process group, which
 //! the command must lead.
+//!
+//! A container that is killed in the middle of a dump is such a hang: CRIU has its
+//! processes seized and waits for the init to stop, the init waits for the others to be
+//! reaped (`zap_pid_ns_processes`), and those are CRIU's until it lets them go. So a dump
+//! also ends with the init.
 
 use std::{
+    fs,
     sync::mpsc::{RecvTimeoutError, Sender, channel},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -36,6 +42,47 @@ pub(crate) fn end_group(leader: u32) {
     }
 }
 
+/// How often an init is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// `PF_EXITING`, in the flags of `/proc/<pid>/stat`.
+const EXITING: u64 = 0x4;
+
+/// Until when a child may run.
+#[derive(Debug, Clone, Copy)]
+pub struct Limit {
+    after: Duration,
+    init: Option<i32>,
+}
+
+impl Limit {
+    /// For so long.
+    pub fn after(after: Duration) -> Self {
+        Self { after, init: None }
+    }
+
+    /// And not for longer than the init that it works on.
+    pub fn or_end_of(self, init: i32) -> Self {
+        Self {
+            init: Some(init),
+            ..self
+        }
+    }
+}
+
+/// Whether a process is on its way out, or gone. One that is waits for others then,
+/// and is neither a zombie nor to be seen by its signals.
+fn is_ending(pid: i32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    // "pid (name) state ppid pgrp session tty tpgid flags ..."
+    let flags = stat
+        .rsplit_once(") ")
+        .and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
+    flags.is_none_or(|flags| flags & EXITING != 0)
+}
+
 /// Ends a process group unless it is dropped in time.
 pub(crate) struct Deadline {
     done: Option<Sender<()>>,
@@ -44,13 +91,25 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// From now on. `leader` must not have been reaped.
-    pub(crate) fn of(leader: u32, limit: Duration) -> Self {
+    pub(crate) fn of(leader: u32, limit: Limit) -> Self {
         let (done, wait) = channel();
         let watcher = thread::spawn(move || {
-            if wait.recv_timeout(limit) == Err(RecvTimeoutError::Timeout)
-                && let Some(group) = Pid::from_raw(leader as i32)
-            {
-                tracing::error!(leader, limit_s = limit.as_secs(), "ended: it took too long");
+            let start = Instant::now();
+            let why = loop {
+                let left = limit.after.saturating_sub(start.elapsed());
+                let pause = limit.init.map_or(left, |_| left.min(LOOK));
+                if wait.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                if start.elapsed() >= limit.after {
+                    break "it took too long";
+                }
+                if limit.init.is_some_and(is_ending) {
+                    break "the container has ended";
+                }
+            };
+            if let Some(group) = Pid::from_raw(leader as i32) {
+                tracing::error!(leader, took_s = start.elapsed().as_secs(), why, "ended");
                 let _ = kill_process_group(group, Signal::KILL);
             }
         });
@@ -91,7 +150,7 @@ mod tests {
     fn what_takes_too_long_is_ended_with_its_children() {
         let mut child = sleeper();
         let start = Instant::now();
-        let deadline = Deadline::of(child.id(), Duration::from_millis(100));
+        let deadline = Deadline::of(child.id(), Limit::after(Duration::from_millis(100)));
         let status = child.wait().unwrap();
         drop(deadline);
         assert_eq!(status.signal(), Some(9));
@@ -101,9 +160,27 @@ mod tests {
     #[test]
     fn what_is_done_in_time_is_left_alone() {
         let mut child = sleeper();
-        drop(Deadline::of(child.id(), Duration::from_secs(60)));
+        drop(Deadline::of(
+            child.id(),
+            Limit::after(Duration::from_secs(60)),
+        ));
         assert!(child.try_wait().unwrap().is_none(), "it lives");
         kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_works_on_a_container_ends_with_its_init() {
+        let mut init = sleeper();
+        let mut child = sleeper();
+        let limit = Limit::after(Duration::from_secs(60)).or_end_of(init.id() as i32);
+        let deadline = Deadline::of(child.id(), limit);
+        thread::sleep(3 * LOOK);
+        assert!(child.try_wait().unwrap().is_none(), "it lives");
+        // Not waited for: a zombie has ended, too.
+        kill_process_group(Pid::from_child(&init), Signal::KILL).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        drop(deadline);
+        init.wait().unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! reading and writing the two halves of a checkpoint.
 //!
 //! * [`oci`] runs `runc` (or a command line like it), [`reaper`] collects the
-//!   exits of everything below this process.
+//!   exits of everything below this process, [`orphans`] ends what a dead one left.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
@@ -19,6 +19,7 @@ pub mod files;
 pub mod mount;
 pub mod netns;
 pub mod oci;
+pub mod orphans;
 pub mod overlay;
 pub mod procs;
 pub mod reaper;

@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use crate::{
     deadline::{Deadline, end_group},
-    reaper::Reaper,
+    reaper::{Limit, Reaper},
 };
 
 /// Why a call of the runtime failed.
@@ -208,7 +208,7 @@ impl Runtime {
         &self,
         verb: &'static str,
         mut command: Command,
-        limit: Option<Duration>,
+        limit: Option<Limit>,
     ) -> Result<(), OciError> {
         // The log is per call: the last error in it is this call's.
         let _ = fs::remove_file(self.log_path());
@@ -231,7 +231,7 @@ impl Runtime {
         mut command: Command,
         pid_file: &Path,
         stdio: Stdio3,
-        limit: Option<Duration>,
+        limit: Option<Limit>,
     ) -> Result<i32, OciError> {
         let _ = fs::remove_file(self.log_path());
         let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
@@ -367,7 +367,12 @@ impl Runtime {
             command.arg("--leave-running");
         }
         command.args(options.arguments()).arg(&self.id);
-        self.run_within("checkpoint", command, Some(CRIU_LIMIT))
+        let mut limit = Limit::after(CRIU_LIMIT);
+        let init = fs::read_to_string(self.pid_file("init"));
+        if let Some(init) = init.ok().and_then(|pid| pid.trim().parse().ok()) {
+            limit = limit.or_end_of(init);
+        }
+        self.run_within("checkpoint", command, Some(limit))
     }
 
     /// `restore`: a container's processes from an image, running. `inherited` are
@@ -398,7 +403,13 @@ impl Runtime {
             command.arg("--no-pivot");
         }
         command.args(options.arguments()).arg(&self.id);
-        self.launch("restore", command, &pid_file, stdio, Some(CRIU_LIMIT))
+        self.launch(
+            "restore",
+            command,
+            &pid_file,
+            stdio,
+            Some(Limit::after(CRIU_LIMIT)),
+        )
     }
 }
 

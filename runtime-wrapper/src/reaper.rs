@@ -16,12 +16,13 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
+pub use crate::deadline::Limit;
 use crate::deadline::{Deadline, end_group};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
@@ -176,7 +177,7 @@ impl Reaper {
     pub fn output(
         &self,
         command: &mut Command,
-        limit: Option<Duration>,
+        limit: Option<Limit>,
     ) -> io::Result<(u32, Vec<u8>)> {
         command.stdin(Stdio::null()).stderr(Stdio::piped());
         if limit.is_some() {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crab_runtime::reaper::Reaper;
+use crab_runtime::reaper::{Limit, Reaper};
 
 // One test: the reaper takes every child of the test process.
 #[test]
@@ -61,7 +61,7 @@ fn every_exit_reaches_whoever_asked_before_or_after() {
     let (status, _) = reaper
         .output(
             Command::new("sh").args(["-c", &script]),
-            Some(Duration::from_secs(20)),
+            Some(Limit::after(Duration::from_secs(20))),
         )
         .unwrap();
     assert_eq!(status, 1);

@@ -4,7 +4,11 @@
 //! Nothing of the container is left afterwards: processes, cgroup, mounts, network
 //! namespace. What is in the store stays: `crab restore` starts from it.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, Result};
 use containerd_shim_protos::{
@@ -13,11 +17,16 @@ use containerd_shim_protos::{
 };
 use crab_api::paths;
 use crab_config::Config;
-use crab_runtime::{cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, reaper::Reaper};
-
+use crab_runtime::{
+    cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, orphans, reaper::Reaper,
+};
 use crab_store::SandboxId;
 
 use crate::{args::Args, capture::staging_dirs, sandbox::KILL_LIMIT, start::ADDRESS_FILE};
+
+/// How long the runtime's calls may take to be gone. containerd gives all of this
+/// five seconds.
+const CALLS_LIMIT: Duration = Duration::from_secs(2);
 
 /// Cleans up, and returns the message that containerd reads.
 pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
@@ -28,6 +37,15 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
     let config = Config::load().unwrap_or_default();
     let reaper = Reaper::start().context("become a subreaper")?;
     let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
+    let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
+    let mut image_dirs = vec![run_dir.clone()];
+    if let Ok(id) = SandboxId::new(&args.namespace, &args.id) {
+        image_dirs.extend(staging_dirs(&config, &id));
+    }
+    // First: what they find frozen, they freeze again.
+    if !orphans::end(&bundle.join("log.json"), &image_dirs, CALLS_LIMIT) {
+        eprintln!("containerd-shim-crab-v1: a call of the runtime does not end");
+    }
     let init: Option<i32> = note("init.pid").and_then(|text| text.trim().parse().ok());
     if let Some(cgroup) = init.and_then(|pid| Cgroup::of_process(pid).ok()) {
         let ours = cgroup.names(&args.id);
@@ -52,13 +70,9 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         }
     }
     unmount_all(&bundle.join("rootfs"))?;
-    let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
     netns::remove(&run_dir.join("netns"))?;
-    let _ = fs::remove_dir_all(run_dir);
-    if let Ok(id) = SandboxId::new(&args.namespace, &args.id) {
-        for dir in staging_dirs(&config, &id) {
-            let _ = fs::remove_dir_all(dir);
-        }
+    for dir in image_dirs {
+        let _ = fs::remove_dir_all(dir);
     }
     if let Some(address) = note(ADDRESS_FILE) {
         let _ = fs::remove_file(Path::new(address.trim_start_matches("unix://")));

@@ -164,29 +164,28 @@ impl Task {
         Ok(answer)
     }
 
-    /// Waits until the checkpoint that is on its way is in the store, or failed.
-    pub(super) async fn finish_pending(&mut self) {
+    /// Waits until the checkpoint that is on its way is in the store, or failed: then
+    /// says why.
+    pub(super) async fn finish_pending(&mut self) -> Option<String> {
         let task = match &mut self.history {
             Ok(History {
                 pending: Some(pending),
                 ..
             }) => &mut pending.task,
-            _ => return,
+            _ => return None,
         };
         let result = task.await;
-        self.settle_pending(result);
+        self.settle_pending(result)
     }
 
     pub(super) fn settle_pending(
         &mut self,
         result: Result<Result<Published>, tokio::task::JoinError>,
-    ) {
+    ) -> Option<String> {
         let Ok(history) = &mut self.history else {
-            return;
+            return None;
         };
-        let Some(pending) = history.pending.take() else {
-            return;
-        };
+        let pending = history.pending.take()?;
         let result = result
             .map_err(|panic| anyhow!("the publication panicked: {panic}"))
             .and_then(|published| published);
@@ -214,10 +213,13 @@ impl Task {
                 let checkpoint = record.checkpoint;
                 history.append(JournalRecord::Turn(record));
                 self.tell(|status| status.checkpoint = checkpoint);
+                None
             }
             Err(error) => {
-                tracing::error!(turn = record.turn.0, error = %format!("{error:#}"), "checkpoint not published");
-                self.give_up(record, &format!("{error:#}"));
+                let why = format!("{error:#}");
+                tracing::error!(turn = record.turn.0, error = why, "checkpoint not published");
+                self.give_up(record, &why);
+                Some(why)
             }
         }
     }
@@ -252,7 +254,7 @@ impl Task {
         }
         let open = self.manual_open().context("the sandbox has not begun")?;
         let mut answer = self.boundary(open, Trigger::Manual, Way::OnDemand).await?;
-        self.finish_pending().await;
+        let failed = self.finish_pending().await;
         let history = match &self.history {
             Ok(history) => history,
             Err(reason) => bail!("{reason}"),
@@ -264,7 +266,7 @@ impl Task {
                 }
                 Ok(answer)
             }
-            _ => bail!("the checkpoint was taken, but not published; crab turns says why"),
+            _ => bail!("no checkpoint: {}", failed.unwrap_or_default()),
         }
     }
 

@@ -129,14 +129,17 @@ impl Task {
             .boundary(open, trigger, way)
             .await
             .context("checkpoint the state of now")?;
-        self.finish_pending().await;
+        let failed = self.finish_pending().await;
         let version = match &self.history {
             Ok(history) => history.version.clone(),
             Err(reason) => bail!("{reason}"),
         };
         version
             .filter(|version| taken.class == Class::None || version.turn == taken.turn)
-            .context("the state of now could not be checkpointed, and there would be no way back; crab turns says why")
+            .with_context(|| {
+                let why = failed.unwrap_or_default();
+                format!("there would be no way back, as the state of now has no checkpoint: {why}")
+            })
     }
 
     /// Everything that can be done while the sandbox runs on.

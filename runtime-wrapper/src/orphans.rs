@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Calls of the runtime that outlive whoever made them.
+//!
+//! A shim that is killed in the middle of a checkpoint leaves its runtime, and below it
+//! CRIU, at work. CRIU goes on, and at its end freezes the container again, as it found
+//! it: whoever cleans up has to end it first, or what it thaws and kills is frozen
+//! once more and does not die.
+//!
+//! A call is known by the log that it writes (see [`crate::oci`]), CRIU by the
+//! runtime's process group or, if that is gone, by the directory it names in its title.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A process of the host.
+struct Found {
+    pid: i32,
+    group: i32,
+    comm: String,
+    /// Its words, each with a NUL after it.
+    command_line: Vec<u8>,
+}
+
+impl Found {
+    fn of(pid: i32) -> Option<Self> {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let stat = fs::read_to_string(dir.join("stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let mut fields = tail.split(' ');
+        if matches!(fields.next()?, "Z" | "X") {
+            return None;
+        }
+        Some(Self {
+            pid,
+            group: fields.nth(1)?.parse().ok()?,
+            comm: head.split_once(" (")?.1.to_owned(),
+            command_line: fs::read(dir.join("cmdline")).ok()?,
+        })
+    }
+
+    fn has_word(&self, word: &Path) -> bool {
+        let word = word.as_os_str().as_encoded_bytes();
+        self.command_line.split(|b| *b == 0).any(|w| w == word)
+    }
+
+    /// `criu: dump --rpc -t 185 -D /run/crab/staging/default/c1`
+    fn works_in(&self, dirs: &[PathBuf]) -> bool {
+        let title = String::from_utf8_lossy(&self.command_line);
+        title
+            .trim_end_matches(['\0', ' '])
+            .rsplit_once(" -D ")
+            .is_some_and(|(_, at)| dirs.iter().any(|dir| Path::new(at).starts_with(dir)))
+    }
+}
+
+/// The runtime's calls that write this log, and each CRIU that they run or that works
+/// below one of these directories.
+fn find(log: &Path, images: &[PathBuf]) -> Vec<i32> {
+    let own = std::process::id() as i32;
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all: Vec<Found> = names
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| *pid != own)
+        .filter_map(Found::of)
+        .collect();
+    let calls = || all.iter().filter(|found| found.has_word(log));
+    let groups: BTreeSet<i32> = calls().map(|found| found.group).collect();
+    let criu = all.iter().filter(|found| {
+        found.comm == "criu" && (groups.contains(&found.group) || found.works_in(images))
+    });
+    calls().chain(criu).map(|found| found.pid).collect()
+}
+
+/// Ends them and returns when they are gone; false if they are not after `limit`.
+pub fn end(log: &Path, images: &[PathBuf], limit: Duration) -> bool {
+    let start = Instant::now();
+    loop {
+        let found = find(log, images);
+        if found.is_empty() {
+            return true;
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        for pid in found.into_iter().filter_map(Pid::from_raw) {
+            // One that has just ended is what is wanted.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn the_calls_of_one_container_are_ended_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log.json");
+        let sleeper = |log: &Path| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "while :; do sleep 0.01; done", "runc", "--log"]);
+            command.arg(log).spawn().unwrap()
+        };
+        let mut ours = sleeper(&log);
+        let mut other = sleeper(&dir.path().join("log.json2"));
+        while find(&log, &[]).is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(find(&log, &[]), [ours.id() as i32]);
+        assert!(end(&log, &[], Duration::from_secs(20)));
+        assert!(!ours.wait().unwrap().success());
+        assert!(other.try_wait().unwrap().is_none(), "it lives");
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+
+    #[test]
+    fn criu_is_known_by_its_title() {
+        let titled = |title: &str| Found {
+            pid: 1,
+            group: 1,
+            comm: "criu".into(),
+            command_line: format!("{title}\0\0\0").into_bytes(),
+        };
+        let dirs = [PathBuf::from("/run/crab/staging/default/c1")];
+        for (title, is_ours) in [
+            (
+                "criu: dump --rpc -t 185 -D /run/crab/staging/default/c1",
+                true,
+            ),
+            (
+                "criu: restore --rpc -D /run/crab/staging/default/c1/x",
+                true,
+            ),
+            (
+                "criu: dump --rpc -t 185 -D /run/crab/staging/default/c10",
+                false,
+            ),
+            ("criu swrk 3", false),
+        ] {
+            assert_eq!(titled(title).works_in(&dirs), is_ours, "{title}");
+        }
+    }
+}
