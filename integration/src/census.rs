@@ -102,11 +102,12 @@ impl Census {
         left
     }
 
-    /// Waits until nothing is left of what came after this census; the daemon
+    /// Waits until nothing is left of what came after this census, for less than a shim
+    /// lingers that does not find its own end; the daemon
     /// `crabd` and what all containers share may stay.
     pub fn wait_for_nothing_left(&self) -> Result<()> {
         let mut left = Vec::new();
-        let waited = poll("nothing is left", Duration::from_secs(10), || {
+        let waited = poll("nothing is left", Duration::from_secs(5), || {
             left = Self::take()?.since(self);
             left.retain(|line| {
                 let name = line.rsplit('/').next().unwrap_or_default();

@@ -603,6 +603,8 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
         crab.run(&["ps"])?.ok()?;
         // The older checkpoint is still one, as soon as a wish for it can be noted.
         sandbox.stop()?;
+        // With what the end has given back.
+        disk.fill()?;
         refuses(&crab, &["restore", &id], FAILED, &full)?;
         disk.free()?;
         crab.restore(&sandbox, None)?;

@@ -387,7 +387,7 @@ E",
         "echo x >/root/la; ln /root/la /root/lb; rm /root/lb"),
     case(Class::Files, "a repository", "",
         "cd /root && git init -q repo && cd repo && echo x >x && git add x && \
-         git -c user.name=a -c user.email=a@b commit -qm first"),
+         git -c user.name=a -c user.email=a@b -c maintenance.auto=false commit -qm first"),
     case(Class::Files, "a build", "echo 'int main(){return 0;}' >/root/a.c", "gcc -o /root/a /root/a.c && /root/a"),
     case(Class::Files, "a database", "", "sqlite3 /root/db 'create table t(x); insert into t values (1);'"),
     case(Class::Files, "a name that is not UTF-8", "", "touch $'/root/\\xff\\xfe'"),

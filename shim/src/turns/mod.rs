@@ -20,7 +20,7 @@ mod rollback;
 mod task;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -110,7 +110,8 @@ pub(crate) struct Turns {
     messages: mpsc::UnboundedSender<Message>,
     status: Arc<Mutex<Status>>,
     max_gate: Duration,
-    container: Arc<Container>,
+    /// Weak: the container owns this. The shim ends when its last container does.
+    container: Weak<Container>,
 }
 
 /// Starts the task of a container that is created.
@@ -122,13 +123,14 @@ pub(crate) fn start(container: Arc<Container>) -> Turns {
         container.host.clone(),
         container.id.to_string(),
     ));
-    let task = Task::new(container.clone(), tracer, status.clone());
+    let weak = Arc::downgrade(&container);
+    let task = Task::new(container, tracer, status.clone());
     tokio::spawn(task.run(rx));
     Turns {
         messages,
         status,
         max_gate,
-        container,
+        container: weak,
     }
 }
 
@@ -162,7 +164,8 @@ impl Turns {
         let mut limit = self.max_gate;
         while timeout(limit, &mut wait).await.is_err() {
             // What is frozen or gone cannot be entered; that has limits of its own.
-            if !self.container.standing_still.load(Ordering::SeqCst) {
+            let container = self.container.upgrade();
+            if !container.is_some_and(|it| it.standing_still.load(Ordering::SeqCst)) {
                 tracing::warn!(exec, "the gate was held for too long; the exec goes on");
                 return;
             }

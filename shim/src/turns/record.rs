@@ -217,7 +217,11 @@ impl Task {
             }
             Err(error) => {
                 let why = format!("{error:#}");
-                tracing::error!(turn = record.turn.0, error = why, "checkpoint not published");
+                tracing::error!(
+                    turn = record.turn.0,
+                    error = why,
+                    "checkpoint not published"
+                );
                 self.give_up(record, &why);
                 Some(why)
             }
