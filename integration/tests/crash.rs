@@ -275,7 +275,7 @@ fn forget_fifos() -> Result<()> {
 fn kill_shim_in_a_checkpoint(client: Client, crab: &Crab, moment: &Moment) -> Result<()> {
     let (what, is_now) = moment;
     let sandbox = client.run(DEBIAN, RunOptions::new())?;
-    let counter = Counter::start(crab, &sandbox, 64)?;
+    let counter = Counter::start(crab, &sandbox, 48)?;
     let mut answers = BTreeMap::new();
     for _ in 0..2 {
         let (answer, turn) = counter.ask()?;
@@ -333,7 +333,7 @@ fn a_shim_killed_in_the_middle_of_a_checkpoint_loses_no_published_one() -> Resul
 /// Has the image of a turn fail by killing who writes it; the container goes on.
 fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
     let sandbox = client.run(DEBIAN, RunOptions::new())?;
-    let counter = Counter::start(crab, &sandbox, 64)?;
+    let counter = Counter::start(crab, &sandbox, 48)?;
     assert_eq!(counter.ask()?.0, 1);
     let last = crab.last_turn(&sandbox)?;
     let inside = sandbox.processes()?;
