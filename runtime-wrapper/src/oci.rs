@@ -151,6 +151,8 @@ pub struct Runtime {
     pub systemd_cgroup: bool,
     /// Do not use pivot_root (`--no-pivot`).
     pub no_pivot: bool,
+    /// The CRIU that the runtime shall use; its own choice if none is said.
+    pub criu: Option<PathBuf>,
     /// Collects the runtime's exits.
     pub reaper: Reaper,
 }
@@ -170,6 +172,10 @@ impl Runtime {
             .args(["--log-format", "json"]);
         if self.systemd_cgroup {
             command.arg("--systemd-cgroup");
+        }
+        if let Some(dir) = self.criu.as_deref().and_then(Path::parent) {
+            // The runtimes look CRIU up by its name.
+            command.env("PATH", path_with(dir));
         }
         command.arg(verb).current_dir(&self.bundle);
         command
@@ -425,14 +431,25 @@ fn last_error(log: &Path) -> Option<String> {
     })
 }
 
+/// `PATH` with a directory before all others.
+fn path_with(first: &Path) -> OsString {
+    let path = search_path();
+    let dirs = std::iter::once(first.to_path_buf()).chain(std::env::split_paths(&path));
+    // A directory with a colon in it cannot be on a path.
+    std::env::join_paths(dirs).unwrap_or(path)
+}
+
+fn search_path() -> OsString {
+    std::env::var_os("PATH")
+        .unwrap_or_else(|| OsString::from("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"))
+}
+
 /// Where a program is: itself if it names a path, else by `PATH`.
 pub fn find_program(name: &Path) -> Option<PathBuf> {
     if name.components().count() > 1 {
         return name.exists().then(|| name.to_path_buf());
     }
-    let path = std::env::var_os("PATH")
-        .unwrap_or_else(|| OsString::from("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"));
-    std::env::split_paths(&path)
+    std::env::split_paths(&search_path())
         .map(|dir| dir.join(name))
         .find(|candidate| candidate.is_file())
 }
@@ -462,6 +479,14 @@ mod tests {
             Some("exec failed: no such file")
         );
         assert_eq!(last_error(&dir.path().join("none")), None);
+    }
+
+    #[test]
+    fn a_chosen_directory_is_searched_first() {
+        let path = path_with(Path::new("/opt/criu/bin"));
+        let first = std::env::split_paths(&path).next().unwrap();
+        assert_eq!(first, Path::new("/opt/criu/bin"));
+        assert!(std::env::split_paths(&path).count() > 1);
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
             bundle: bundle.clone(),
             systemd_cgroup: false,
             no_pivot: false,
+            criu: None,
             reaper,
         };
         if let Err(error) = runtime.delete() {

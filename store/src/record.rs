@@ -158,7 +158,7 @@ pub struct Cost {
     pub capture_us: u64,
     /// How long the sandbox was frozen.
     pub frozen_us: u64,
-    /// For how long the gate held the next turn back.
+    /// For how long the gate held this turn's first exec back.
     pub gate_us: u64,
     /// What the checkpoint added to the store, in bytes.
     pub bytes_stored: u64,

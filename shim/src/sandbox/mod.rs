@@ -143,6 +143,7 @@ impl Container {
             bundle: bundle.dir().to_path_buf(),
             systemd_cgroup: options.systemd_cgroup,
             no_pivot: options.no_pivot_root,
+            criu: config.runtime.criu.clone(),
             reaper: host.reaper.clone(),
         };
         let stdio = StdioPaths {
