@@ -164,8 +164,8 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// Finds CRIU and checks that it works with this kernel: `criu check` is
-    /// asked once per boot and program, and its answer kept in `cache`.
+    /// Finds CRIU and checks that it works with this kernel: it is asked (`criu check`)
+    /// once per boot and program, and its answer kept in `cache`.
     ///
     /// # Errors
     /// One line for people: why no process image can be taken, and what to do.
@@ -176,26 +176,25 @@ impl Criu {
                 program.display()
             ));
         };
+        let key = identity(&program);
+        if let Ok(kept) = fs::read_to_string(cache)
+            && let Some((kept_key, answer)) = kept.split_once('\n')
+            && kept_key == key
+            && let Some((version, reason)) = answer.split_once('\n')
+        {
+            return match reason {
+                "" => Ok(Self {
+                    version: version.into(),
+                }),
+                reason => Err(reason.to_string()),
+            };
+        }
         let version = version(&program, reaper)?;
         if parse_version(&version).is_some_and(|v| v < MINIMUM) {
             return Err(format!(
                 "CRIU {version} is too old; {}.{} or newer is needed",
                 MINIMUM.0, MINIMUM.1
             ));
-        }
-        let key = format!(
-            "{} {version} {}",
-            program.display(),
-            boot_id().unwrap_or_default()
-        );
-        if let Ok(kept) = fs::read_to_string(cache)
-            && let Some((kept_key, answer)) = kept.split_once('\n')
-            && kept_key == key
-        {
-            return match answer {
-                "" => Ok(Self { version }),
-                reason => Err(reason.to_string()),
-            };
         }
         let mut check = Command::new(&program);
         check.arg("check").stdout(Stdio::null());
@@ -214,10 +213,8 @@ impl Criu {
             )
         });
         // Only a cache: without it the check is made again.
-        let _ = fs::write(
-            cache,
-            format!("{key}\n{}", reason.clone().unwrap_or_default()),
-        );
+        let said = reason.clone().unwrap_or_default();
+        let _ = fs::write(cache, format!("{key}\n{version}\n{said}"));
         match reason {
             None => Ok(Self { version }),
             Some(reason) => Err(reason),
@@ -237,6 +234,17 @@ impl Criu {
 fn dumps_inet_sockets(criu: &str, kernel: &str) -> bool {
     parse_version(criu).is_none_or(|v| v >= (4, 2))
         || parse_version(kernel).is_some_and(|v| v < (6, 16))
+}
+
+/// What tells this program, under this boot, from another.
+fn identity(program: &Path) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let file = fs::metadata(program).map_or_else(
+        |_| String::new(),
+        |m| format!("{} {} {} {}", m.ino(), m.size(), m.mtime(), m.ctime_nsec()),
+    );
+    let boot = boot_id().unwrap_or_default();
+    format!("{} {file} {boot}", program.display())
 }
 
 fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
