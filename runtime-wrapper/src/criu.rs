@@ -26,7 +26,7 @@ use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, W
 use thiserror::Error;
 
 use crate::{
-    oci::find_program,
+    program::find_program,
     reaper::{Limit, Reaper},
 };
 

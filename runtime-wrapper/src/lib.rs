@@ -22,4 +22,5 @@ pub mod oci;
 pub mod orphans;
 pub mod overlay;
 pub mod procs;
+mod program;
 pub mod reaper;

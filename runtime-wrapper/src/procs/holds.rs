@@ -72,16 +72,27 @@ impl Set {
     /// A process that holds an internet socket: one that the socket tables of its
     /// network namespace list.
     pub fn inet_socket(&self) -> Option<&Process> {
-        let mut tables: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
+        let mut inet: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
         self.iter().find(|process| {
             let proc = PathBuf::from(format!("/proc/{}", process.pid));
+            let net = proc.join("net");
+            let mut sockets: BTreeSet<u64> = sockets_of(&proc).collect();
+            if sockets.is_empty() {
+                return false;
+            }
+            // First, because it is short: the kernel goes through every bucket of its
+            // hash tables to list TCP and UDP, which takes milliseconds.
+            for inode in inodes_in(&net.join("unix"), UNIX_INODE) {
+                sockets.remove(&inode);
+            }
+            if sockets.is_empty() {
+                return false;
+            }
             let Ok(namespace) = fs::read_link(proc.join("ns/net")) else {
                 return false;
             };
-            let listed = tables
-                .entry(namespace)
-                .or_insert_with(|| inet_inodes(&proc.join("net")));
-            sockets_of(&proc).any(|inode| listed.contains(&inode))
+            let listed = inet.entry(namespace).or_insert_with(|| inet_inodes(&net));
+            sockets.iter().any(|inode| listed.contains(inode))
         })
     }
 
@@ -115,19 +126,25 @@ impl Set {
     }
 }
 
-/// The inodes in the socket tables of a network namespace (proc_pid_net(5); the
-/// tenth field, after a line of headings).
+/// In which field of `/proc/net/unix` and of the internet tables the inode is
+/// (proc_pid_net(5)).
+const UNIX_INODE: usize = 6;
+const INET_INODE: usize = 9;
+
+/// The inodes in a socket table, after its line of headings.
+fn inodes_in(table: &Path, field: usize) -> Vec<u64> {
+    fs::read_to_string(table)
+        .unwrap_or_default()
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_ascii_whitespace().nth(field)?.parse().ok())
+        .collect()
+}
+
 fn inet_inodes(net: &Path) -> BTreeSet<u64> {
     ["tcp", "tcp6", "udp", "udp6", "raw", "raw6"]
         .iter()
-        .filter_map(|table| fs::read_to_string(net.join(table)).ok())
-        .flat_map(|table| {
-            table
-                .lines()
-                .skip(1)
-                .filter_map(|line| line.split_ascii_whitespace().nth(9)?.parse().ok())
-                .collect::<Vec<u64>>()
-        })
+        .flat_map(|table| inodes_in(&net.join(table), INET_INODE))
         .collect()
 }
 
@@ -229,8 +246,16 @@ mod tests {
             sockets_of(proc).filter(|i| listed.contains(i)).count()
         };
         let before = listed(proc);
-        let _unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let unix = std::os::unix::net::UnixDatagram::unbound().unwrap();
         assert_eq!(listed(proc), before);
+        let inode = std::os::unix::fs::MetadataExt::ino(
+            &fs::metadata(format!(
+                "/proc/self/fd/{}",
+                std::os::fd::AsRawFd::as_raw_fd(&unix)
+            ))
+            .unwrap(),
+        );
+        assert!(inodes_in(&proc.join("net/unix"), UNIX_INODE).contains(&inode));
         let _tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(listed(proc), before + 1);
     }
