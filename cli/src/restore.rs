@@ -19,7 +19,6 @@ use std::{
 use crab_store::{
     Client, JournalRecord, Manifest, RestoreRequest, SandboxId, SandboxStore, TurnId,
 };
-use serde::Serialize;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
@@ -31,7 +30,7 @@ use crate::{
     error::{CliError, Code, StoreError},
     live::{Live, NoAnswer},
     output::{duration, now_ms},
-    rollback::with,
+    rollback::{Back, with},
     starter,
 };
 
@@ -39,16 +38,6 @@ const WHAT: &str = "restore";
 /// For how long the new shim may take after the container was started.
 const RUNNING_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-
-#[derive(Serialize)]
-struct Restored {
-    sandbox: SandboxId,
-    turn: TurnId,
-    checkpoint: TurnId,
-    processes: bool,
-    pid: u32,
-    took_us: u64,
-}
 
 pub(crate) async fn run(
     context: &Context,
@@ -94,7 +83,7 @@ pub(crate) async fn run(
             return Err(CliError::failed(what, why, advice));
         }
     };
-    let restored = Restored {
+    let restored = Back {
         sandbox: id,
         turn,
         checkpoint: manifest.turn,

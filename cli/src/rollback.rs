@@ -15,17 +15,18 @@ use crate::{
 
 const WHAT: &str = "roll back";
 
+/// What a rollback or a restore did.
 #[derive(Serialize)]
-struct RolledBack {
-    sandbox: SandboxId,
-    turn: TurnId,
+pub(crate) struct Back {
+    pub(crate) sandbox: SandboxId,
+    pub(crate) turn: TurnId,
     /// The checkpoint that was brought back: that of the turn itself, or the
     /// one that held its state.
-    checkpoint: TurnId,
+    pub(crate) checkpoint: TurnId,
     /// Whether processes were restored, or init started again.
-    processes: bool,
-    pid: u32,
-    took_us: u64,
+    pub(crate) processes: bool,
+    pub(crate) pid: u32,
+    pub(crate) took_us: u64,
 }
 
 pub(crate) async fn run(
@@ -54,7 +55,7 @@ pub(crate) async fn run(
         .rollback(timeout, &request)
         .await
         .map_err(|error| refusal(WHAT, &id, &error))?;
-    let done = RolledBack {
+    let done = Back {
         sandbox: id,
         turn,
         checkpoint: TurnId(done.checkpoint),

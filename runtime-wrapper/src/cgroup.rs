@@ -22,6 +22,8 @@ use std::{
 
 use thiserror::Error;
 
+use crate::stat::Stat;
+
 /// Why a cgroup could not be found, read, frozen or thawed.
 #[derive(Debug, Error)]
 pub enum CgroupError {
@@ -311,13 +313,7 @@ fn is_named(directory: &str, id: &str) -> bool {
 
 /// Whether a process has ended and only waits to be reaped, or is gone.
 fn is_zombie(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| {
-            let after = stat.rsplit_once(") ")?.1.chars().next()?;
-            Some(matches!(after, 'Z' | 'X'))
-        })
-        .unwrap_or(true)
+    Stat::of(pid).is_none_or(|stat| stat.has_ended())
 }
 
 /// A frozen container. Thawed by [`Frozen::thaw`], or when dropped.

@@ -10,13 +10,14 @@
 //! also ends with the init.
 
 use std::{
-    fs,
     sync::mpsc::{RecvTimeoutError, Sender, channel},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
+use crate::stat::Stat;
 
 /// How long killed processes may take to be gone and reaped.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -73,14 +74,7 @@ impl Limit {
 /// Whether a process is on its way out, or gone. One that is waits for others then,
 /// and is neither a zombie nor to be seen by its signals.
 fn is_ending(pid: i32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return true;
-    };
-    // "pid (name) state ppid pgrp session tty tpgid flags ..."
-    let flags = stat
-        .rsplit_once(") ")
-        .and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
-    flags.is_none_or(|flags| flags & EXITING != 0)
+    Stat::of(pid).is_none_or(|stat| stat.flags & EXITING != 0)
 }
 
 /// Ends a process group unless it is dropped in time.

@@ -24,3 +24,4 @@ pub mod overlay;
 pub mod procs;
 mod program;
 pub mod reaper;
+mod stat;

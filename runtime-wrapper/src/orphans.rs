@@ -19,6 +19,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::stat::Stat;
+
 /// A process of the host.
 struct Found {
     pid: i32,
@@ -30,18 +32,12 @@ struct Found {
 
 impl Found {
     fn of(pid: i32) -> Option<Self> {
-        let dir = Path::new("/proc").join(pid.to_string());
-        let stat = fs::read_to_string(dir.join("stat")).ok()?;
-        let (head, tail) = stat.rsplit_once(") ")?;
-        let mut fields = tail.split(' ');
-        if matches!(fields.next()?, "Z" | "X") {
-            return None;
-        }
+        let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
         Some(Self {
             pid,
-            group: fields.nth(1)?.parse().ok()?,
-            comm: head.split_once(" (")?.1.to_owned(),
-            command_line: fs::read(dir.join("cmdline")).ok()?,
+            group: stat.group,
+            comm: stat.comm,
+            command_line: fs::read(format!("/proc/{pid}/cmdline")).ok()?,
         })
     }
 

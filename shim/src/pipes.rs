@@ -21,7 +21,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use crab_runtime::{oci::inherited_fd, procs::Set};
+use crab_runtime::{
+    oci::inherited_fd,
+    procs::{Set, descriptors},
+};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe;
@@ -35,19 +38,8 @@ pub(crate) struct SharedPipe {
     output: bool,
 }
 
-/// The pipes at the descriptors of a process, with the descriptors' numbers.
-fn pipes_of(pid: &str) -> Vec<(i32, u64)> {
-    fs::read_dir(format!("/proc/{pid}/fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| {
-            let target = fs::read_link(entry.path()).ok()?;
-            let inode = target.to_str()?.strip_prefix("pipe:[")?.strip_suffix(']')?;
-            let number = entry.file_name().to_str()?.parse().ok()?;
-            Some((number, inode.parse().ok()?))
-        })
-        .collect()
+fn pipes_of(process: &str) -> impl Iterator<Item = (i32, u64)> + use<> {
+    descriptors(&Path::new("/proc").join(process), "pipe")
 }
 
 /// Whether one of this process's own descriptors reads.
@@ -64,12 +56,10 @@ fn reads(number: i32) -> bool {
 /// The pipes that processes of a container share with this shim.
 pub(crate) fn shared_with(set: &Set, init: i32) -> Vec<SharedPipe> {
     let stdio: BTreeSet<u64> = pipes_of(&init.to_string())
-        .into_iter()
         .filter(|(number, _)| *number <= 2)
         .map(|(_, inode)| inode)
         .collect();
     let ours: BTreeMap<u64, i32> = pipes_of("self")
-        .into_iter()
         .map(|(number, inode)| (inode, number))
         .collect();
     let theirs: BTreeSet<u64> = set

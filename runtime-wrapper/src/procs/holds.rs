@@ -148,18 +148,23 @@ fn inet_inodes(net: &Path) -> BTreeSet<u64> {
         .collect()
 }
 
-fn sockets_of(proc: &Path) -> impl Iterator<Item = u64> {
+fn sockets_of(proc: &Path) -> impl Iterator<Item = u64> + use<> {
+    descriptors(proc, "socket").map(|(_, inode)| inode)
+}
+
+/// The descriptors of a process (its directory in `/proc`) that are of a kind which
+/// has no name in the file system, "pipe" or "socket": number and inode.
+pub fn descriptors(proc: &Path, kind: &str) -> impl Iterator<Item = (i32, u64)> + use<> {
+    let prefix = format!("{kind}:[");
     fs::read_dir(proc.join("fd"))
         .into_iter()
         .flatten()
         .flatten()
-        .filter_map(|entry| {
+        .filter_map(move |entry| {
             let target = fs::read_link(entry.path()).ok()?;
-            let inode = target
-                .to_str()?
-                .strip_prefix("socket:[")?
-                .strip_suffix(']')?;
-            inode.parse().ok()
+            let inode = target.to_str()?.strip_prefix(&prefix)?.strip_suffix(']')?;
+            let number = entry.file_name().to_str()?.parse().ok()?;
+            Some((number, inode.parse().ok()?))
         })
 }
 

@@ -25,8 +25,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use self::keep_alive::KeepAlive;
 use self::read::read_process;
+pub use self::{holds::descriptors, keep_alive::KeepAlive};
 use crate::cgroup::{Cgroup, CgroupError};
 
 /// One thread's evidence.

@@ -1,39 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reading one process from `/proc` (proc_pid_stat(5), proc_pid_schedstat).
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use super::{Process, Thread};
-
-/// `pid (comm) state ppid ...`; the name may hold anything, also brackets.
-fn parse_stat(stat: &str) -> Option<Stat> {
-    let (head, tail) = stat.rsplit_once(") ")?;
-    let comm = head.split_once(" (")?.1.to_string();
-    let mut fields = tail.split_ascii_whitespace();
-    let state = fields.next()?.chars().next()?;
-    let parent = fields.next()?.parse().ok()?;
-    // `state` is field 3, the start time field 22.
-    let start = fields.nth(17)?.parse().ok()?;
-    Some(Stat {
-        comm,
-        state,
-        parent,
-        start,
-    })
-}
-
-/// What is read of `/proc/<pid>/stat`.
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    comm: String,
-    state: char,
-    parent: i32,
-    start: u64,
-}
-
-fn read_stat(path: &Path) -> Option<Stat> {
-    parse_stat(&String::from_utf8_lossy(&fs::read(path).ok()?))
-}
+use crate::stat::Stat;
 
 fn parse_schedstat(text: &str) -> Option<(u64, u64)> {
     let mut fields = text.split_ascii_whitespace();
@@ -54,13 +25,10 @@ fn read_args(pid: i32) -> Vec<String> {
 pub(super) fn read_process(pid: i32) -> Option<Process> {
     let Stat {
         comm,
-        state,
         parent,
         start,
-    } = read_stat(Path::new(&format!("/proc/{pid}/stat")))?;
-    if matches!(state, 'Z' | 'X') {
-        return None;
-    }
+        ..
+    } = Stat::of(pid).filter(|stat| !stat.has_ended())?;
     let mut threads = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         let dir = entry.path();
@@ -78,7 +46,7 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
             Thread {
                 ran,
                 place: place.trim().to_string(),
-                rests: read_stat(&dir.join("stat")).is_some_and(|stat| stat.state == 'S'),
+                rests: Stat::read(&dir.join("stat")).is_some_and(|stat| stat.state == 'S'),
             },
         );
     }
@@ -97,18 +65,6 @@ mod tests {
     use std::{thread, time::Duration};
 
     use super::*;
-
-    #[test]
-    fn a_name_with_brackets_does_not_confuse_the_stat_line() {
-        let stat = "42 (a) S (b) S 1 42 42 0 -1 0 0 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
-        let expected = Stat {
-            comm: "a) S (b".into(),
-            state: 'S',
-            parent: 1,
-            start: 777,
-        };
-        assert_eq!(parse_stat(stat), Some(expected));
-    }
 
     #[test]
     fn a_process_that_ran_is_seen_and_one_that_slept_is_not() {

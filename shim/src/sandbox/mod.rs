@@ -253,8 +253,9 @@ impl Container {
         make_private_dir(&self.run_dir)?;
         fs::create_dir_all(&self.runtime.root)
             .with_context(|| format!("make {}", self.runtime.root.display()))?;
-        fs::write(self.run_dir.join("address"), &self.host.address)
-            .context("write the shim's address for crab")?;
+        let address =
+            paths::sandbox_address(&self.host.config.run_dir, self.id.namespace(), self.id.id());
+        fs::write(address, &self.host.address).context("write the shim's address for crab")?;
         // For `delete`, which is told nothing but the bundle.
         fs::write(
             self.bundle.dir().join("runtime"),

@@ -60,17 +60,13 @@ impl Task {
             }) => (Some((request, manifest)), Some(upper)),
             None => (None, None),
         };
-        let begun = match self
-            .look_at(&writer, &overlay, version.as_ref(), upper, fresh)
-            .await
-        {
-            Ok(capture) => match writer.store().next_turn() {
-                Ok(next) => Ok((capture, next)),
-                Err(error) => Err(error.into()),
-            },
-            Err(error) => Err(error),
+        let begun = async {
+            let capture = self
+                .look_at(&writer, &overlay, version.as_ref(), upper, fresh)
+                .await?;
+            anyhow::Ok((capture, writer.store().next_turn()?))
         };
-        let (capture, next) = match begun {
+        let (capture, next) = match begun.await {
             Ok(begun) => begun,
             // A restore that was asked for fails; any other container runs without
             // checkpoints.
@@ -83,7 +79,7 @@ impl Task {
         self.history = Ok(History {
             writer: Arc::new(writer),
             capture: Some(capture),
-            version: version.clone(),
+            version,
             next,
             pending: None,
             unwritten: VecDeque::new(),

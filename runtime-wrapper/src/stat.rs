@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `/proc/<pid>/stat` (proc_pid_stat(5)), also of processes whose names are chosen to
+//! confuse: a name may hold brackets, spaces and bytes that are no UTF-8.
+
+use std::{fs, path::Path};
+
+/// What is read of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) comm: String,
+    pub(crate) state: char,
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    /// The kernel's `PF_` flags.
+    pub(crate) flags: u64,
+    /// When it started, in clock ticks after boot.
+    pub(crate) start: u64,
+}
+
+impl Stat {
+    /// That of a process; nothing if it is gone.
+    pub(crate) fn of(pid: i32) -> Option<Self> {
+        Self::read(Path::new(&format!("/proc/{pid}/stat")))
+    }
+
+    /// That of a process or a thread, by its file.
+    pub(crate) fn read(path: &Path) -> Option<Self> {
+        Self::parse(&String::from_utf8_lossy(&fs::read(path).ok()?))
+    }
+
+    /// `pid (comm) state ppid pgrp session tty tpgid flags ...`
+    fn parse(stat: &str) -> Option<Self> {
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let comm = head.split_once(" (")?.1.to_string();
+        let mut fields = tail.split_ascii_whitespace();
+        Some(Self {
+            comm,
+            state: fields.next()?.chars().next()?,
+            parent: fields.next()?.parse().ok()?,
+            group: fields.next()?.parse().ok()?,
+            flags: fields.nth(3)?.parse().ok()?,
+            // Field 22, where the flags are field 9.
+            start: fields.nth(12)?.parse().ok()?,
+        })
+    }
+
+    /// It only waits to be reaped.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_does_not_confuse_the_stat_line() {
+        let stat = "42 (a) S (b) S 1 41 40 0 -1 4194560 0 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
+        let expected = Stat {
+            comm: "a) S (b".into(),
+            state: 'S',
+            parent: 1,
+            group: 41,
+            flags: 4_194_560,
+            start: 777,
+        };
+        assert_eq!(Stat::parse(stat), Some(expected));
+    }
+
+    #[test]
+    fn a_process_whose_name_is_no_utf8_is_there_like_any_other() {
+        let read = std::thread::spawn(|| {
+            rustix::thread::set_name(c"\xff\xfe").unwrap();
+            Stat::read(Path::new("/proc/thread-self/stat")).unwrap()
+        });
+        let stat = read.join().unwrap();
+        assert!(!stat.has_ended());
+        assert!(stat.comm.contains('\u{fffd}'));
+    }
+}
