@@ -742,7 +742,8 @@ fn what_runs_between_turns_belongs_to_the_next() -> Result<()> {
             &sandbox,
             Class::Full,
             "setsid sh -c 'while :; do date +%N >/root/date; sleep 0.02; done' \
-             </dev/null >/dev/null 2>&1 &",
+             </dev/null >/dev/null 2>&1 & \
+             until [ -e /root/date ]; do sleep 0.01; done",
         )?;
         for _ in 0..2 {
             let written = || {

@@ -187,6 +187,14 @@ fn a_stdin_that_is_empty_or_not_read_ends_too() -> Result<()> {
     Ok(())
 }
 
+fn shows_size(terminal: &mut Terminal, rows: u16, columns: u16) -> Result<Option<()>> {
+    thread::sleep(Duration::from_millis(50));
+    terminal.send("stty size\n")?;
+    thread::sleep(Duration::from_millis(50));
+    let shown = format!("{rows} {columns}\r");
+    Ok(terminal.seen().contains(&shown).then_some(()))
+}
+
 fn uses_the_terminal(mut terminal: Terminal) -> Result<()> {
     // Not as it is echoed, but as it is printed.
     terminal.send("echo at $((6*7)); tty\n")?;
@@ -194,14 +202,14 @@ fn uses_the_terminal(mut terminal: Terminal) -> Result<()> {
     terminal.wait_for("/dev/pts/")?;
     // The client tells the size after the start.
     poll("the terminal has its first size", LIMIT, || {
-        terminal.send("stty size\n")?;
-        Ok(terminal.wait_for("31 97").ok())
+        shows_size(&mut terminal, 31, 97)
     })?;
-    terminal.resize(43, 121)?;
+    // It listens for changes only after that: one that comes between is lost, with any
+    // runtime. So the window is moved until it was seen.
     poll("the terminal has its second size", LIMIT, || {
-        terminal.send("stty size\n")?;
-        thread::sleep(Duration::from_millis(50));
-        Ok(terminal.seen().contains("43 121").then_some(()))
+        terminal.resize(44, 121)?;
+        terminal.resize(43, 121)?;
+        shows_size(&mut terminal, 43, 121)
     })?;
     // One line: what is typed while a program starts may be lost to its ^C.
     terminal.send(

@@ -189,7 +189,7 @@ impl Runtime {
     }
 
     fn failed(&self, verb: &'static str, status: u32, stderr: &[u8]) -> OciError {
-        let reason = last_error(&self.log_path())
+        let reason = logged_errors(&self.log_path())
             .or_else(|| {
                 let text = String::from_utf8_lossy(stderr);
                 text.lines()
@@ -231,6 +231,9 @@ impl Runtime {
     }
 
     /// Runs a verb that leaves a process behind, with that process's stdio.
+    ///
+    /// A runtime that the kernel kept from sealing its own program runs again: see
+    /// [`was_not_sealed`].
     fn launch(
         &self,
         verb: &'static str,
@@ -239,7 +242,6 @@ impl Runtime {
         stdio: Stdio3,
         limit: Option<Limit>,
     ) -> Result<i32, OciError> {
-        let _ = fs::remove_file(self.log_path());
         let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
         command
             .stdin(of(stdio.stdin))
@@ -248,13 +250,40 @@ impl Runtime {
         if limit.is_some() {
             command.process_group(0);
         }
-        let (child, exit) = self
-            .reaper
-            .spawn(&mut command)
-            .map_err(|source| self.spawn_error(source))?;
+        let mut tries = 1;
+        while let Err(error) = self.launch_once(verb, &mut command, limit) {
+            if tries == SEAL_TRIES || !was_not_sealed(&error) {
+                return Err(error);
+            }
+            tracing::warn!(verb, tries, %error, "the runtime runs again");
+            tries += 1;
+        }
         // Ours of the container's ends are in `command`; the pipes must not
         // stay open here, or their end would never be seen.
         drop(command);
+        let pid = fs::read_to_string(pid_file).and_then(|text| {
+            text.trim()
+                .parse()
+                .map_err(|_| io::Error::other(format!("not a number: {text:?}")))
+        });
+        pid.map_err(|source| OciError::PidFile {
+            verb,
+            path: pid_file.to_path_buf(),
+            source,
+        })
+    }
+
+    fn launch_once(
+        &self,
+        verb: &'static str,
+        command: &mut Command,
+        limit: Option<Limit>,
+    ) -> Result<(), OciError> {
+        let _ = fs::remove_file(self.log_path());
+        let (child, exit) = self
+            .reaper
+            .spawn(command)
+            .map_err(|source| self.spawn_error(source))?;
         let deadline = limit.map(|limit| Deadline::of(child.id(), limit));
         let exit = exit
             .blocking_recv()
@@ -266,16 +295,7 @@ impl Runtime {
             }
             return Err(self.failed(verb, exit.status, b""));
         }
-        let pid = fs::read_to_string(pid_file).and_then(|text| {
-            text.trim()
-                .parse()
-                .map_err(|_| io::Error::other(format!("not a number: {text:?}")))
-        });
-        pid.map_err(|source| OciError::PidFile {
-            verb,
-            path: pid_file.to_path_buf(),
-            source,
-        })
+        Ok(())
     }
 
     fn pid_file(&self, name: &str) -> PathBuf {
@@ -419,16 +439,47 @@ impl Runtime {
     }
 }
 
-/// The last error that the runtime wrote into its log: lines of JSON with
-/// `level` and `msg` (logrus in runc; crun writes the same two fields).
-fn last_error(log: &Path) -> Option<String> {
+/// How often a runtime runs that cannot seal its program. Each try waits 150 ms in the
+/// kernel.
+const SEAL_TRIES: u32 = 5;
+
+/// Before it is anywhere near the container, a runtime copies its own program into a
+/// memfd and seals that against writing (CVE-2019-5736). The kernel refuses the seal with
+/// EBUSY while anything else has a reference on one of the copy's pages
+/// (`memfd_wait_for_pins`), be it for its own housekeeping: seen with Linux 6.18 in one
+/// of some thousand calls. Nothing has happened yet then, and the runtime just says so:
+/// to begin again is as safe as to begin. What it printed about that on its stderr has
+/// reached the client's by then: it is the container's, too.
+fn was_not_sealed(error: &OciError) -> bool {
+    let OciError::Failed { reason, .. } = error else {
+        return false;
+    };
+    let reason = reason.to_ascii_lowercase();
+    let seals = ["cloned binary", "seal fd", "memory file descriptor"];
+    reason.contains("resource busy") && seals.iter().any(|text| reason.contains(text))
+}
+
+/// What the runtime logged as errors: the last is its own word for the failure; those
+/// before it tell what the container's first process died of, which the last often
+/// only calls a broken connection.
+fn logged_errors(log: &Path) -> Option<String> {
     let text = fs::read_to_string(log).ok()?;
-    text.lines().rev().find_map(|line| {
-        let entry: serde_json::Value = serde_json::from_str(line).ok()?;
-        let level = entry.get("level")?.as_str()?;
-        matches!(level, "error" | "fatal" | "panic")
-            .then(|| entry.get("msg")?.as_str().map(str::to_string))?
-    })
+    let mut errors: Vec<String> = text.lines().filter_map(error_of).collect();
+    let last = errors.pop()?;
+    errors.retain(|earlier| !last.contains(earlier.as_str()));
+    errors.dedup();
+    if errors.is_empty() {
+        return Some(last);
+    }
+    Some(format!("{last} (before: {})", errors.join("; ")))
+}
+
+/// The message of a line of the log, if it is an error's.
+fn error_of(line: &str) -> Option<String> {
+    let entry: serde_json::Value = serde_json::from_str(line).ok()?;
+    let level = entry.get("level")?.as_str()?;
+    let message = entry.get("msg")?.as_str()?;
+    matches!(level, "error" | "fatal" | "panic").then(|| message.to_string())
 }
 
 #[cfg(test)]
@@ -436,7 +487,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_error_of_the_log_is_the_reason() {
+    fn the_errors_of_the_log_are_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log.json");
         fs::write(
@@ -452,9 +503,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            last_error(&log).as_deref(),
-            Some("exec failed: no such file")
+            logged_errors(&log).as_deref(),
+            Some("exec failed: no such file (before: first)")
         );
-        assert_eq!(last_error(&dir.path().join("none")), None);
+        assert_eq!(logged_errors(&dir.path().join("none")), None);
     }
 }

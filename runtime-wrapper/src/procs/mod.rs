@@ -2,8 +2,8 @@
 //! Which processes a sandbox holds, and whether they ran.
 //!
 //! A process is identified by pid and start time. One that was there before is
-//! unchanged if none of its threads has been on a CPU since: the kernel counts
-//! run time and time slices per thread (`/proc/<pid>/task/<tid>/schedstat`).
+//! unchanged if none of its threads has been on a CPU since, or waits for one: the kernel
+//! counts run time and time slices per thread (`/proc/<pid>/task/<tid>/schedstat`).
 //! Freezing and dumping wake every thread for a moment; [`Set::settle`] waits
 //! until each is back in the very system call, with the same arguments, stack
 //! and program counter (`/proc/<pid>/task/<tid>/syscall`), in which it was
@@ -36,8 +36,21 @@ struct Thread {
     ran: (u64, u64),
     /// Where it is blocked; "running" if it is not.
     place: String,
+    /// Its state, as in `/proc/<pid>/stat`.
+    state: char,
+}
+
+impl Thread {
     /// It sleeps and can be interrupted: no system call of it is half done.
-    rests: bool,
+    fn rests(&self) -> bool {
+        self.state == 'S'
+    }
+
+    /// Whether it has done nothing since, and nothing is under way. One that was woken
+    /// (a signal, a message) and waits for a CPU has not run yet, but is not as it was.
+    fn stood_still_since(&self, earlier: &Self) -> bool {
+        self.ran == earlier.ran && self.state != 'R'
+    }
 }
 
 /// One process of a sandbox.
@@ -126,7 +139,7 @@ impl Set {
     /// Whether every thread sleeps, with no system call half done.
     pub fn at_rest(&self) -> bool {
         self.iter()
-            .all(|process| process.threads.values().all(|thread| thread.rests))
+            .all(|process| process.threads.values().all(|thread| thread.rests()))
     }
 
     /// A process that is not the init's descendant, in a set that holds the init:
@@ -197,9 +210,13 @@ impl Set {
             let at_rest = now.places() == *places;
             if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
                 let only_woke = frozen.is_none_or(|frozen| now.only_woke_since(frozen));
+                if !only_woke {
+                    tracing::info!("processes ran for longer than waking up takes");
+                }
                 return Ok(only_woke.then_some(now));
             }
             if start.elapsed() > limit {
+                tracing::info!("processes have not gone back to where they were");
                 return Ok(None);
             }
             last = at_rest.then_some(now);
@@ -236,7 +253,7 @@ impl Process {
                 before
                     .threads
                     .get(tid)
-                    .is_some_and(|earlier| earlier.ran == thread.ran)
+                    .is_some_and(|earlier| thread.stood_still_since(earlier))
             })
     }
 }

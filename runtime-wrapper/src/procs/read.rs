@@ -46,7 +46,7 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
             Thread {
                 ran,
                 place: place.trim().to_string(),
-                rests: Stat::read(&dir.join("stat")).is_some_and(|stat| stat.state == 'S'),
+                state: Stat::read(&dir.join("stat")).map_or('X', |stat| stat.state),
             },
         );
     }
@@ -65,6 +65,23 @@ mod tests {
     use std::{thread, time::Duration};
 
     use super::*;
+
+    /// A thread that was woken and has not had a CPU yet has the counters of before.
+    #[test]
+    fn a_process_that_waits_for_a_cpu_is_not_as_it_was() {
+        let asleep = Thread {
+            ran: (1, 1),
+            place: "0 0x0".into(),
+            state: 'S',
+        };
+        let woken = Thread {
+            state: 'R',
+            ..asleep.clone()
+        };
+        assert!(asleep.stood_still_since(&asleep));
+        assert!(!woken.stood_still_since(&asleep));
+        assert!(asleep.stood_still_since(&woken));
+    }
 
     #[test]
     fn a_process_that_ran_is_seen_and_one_that_slept_is_not() {

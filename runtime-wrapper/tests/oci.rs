@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The driver of OCI command lines. In a process of its own: the reaper waits for every
+//! child that there is.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use crab_runtime::{
+    oci::{Runtime, Stdio3},
+    reaper::Reaper,
+};
+
+/// A command line that fails `times` times as runc does, and then leaves a pid.
+fn failing(dir: &Path, times: usize, reason: &str, reaper: &Reaper) -> Runtime {
+    let program = dir.join("oci");
+    let script = format!(
+        "#!/bin/sh\n\
+         echo try >>{dir}/tries\n\
+         [ $(wc -l <{dir}/tries) -gt {times} ] && echo 42 >{dir}/init.pid && exit\n\
+         echo '{{\"level\":\"error\",\"msg\":\"{reason}\"}}' >{dir}/log.json\n\
+         echo '{{\"level\":\"error\",\"msg\":\"runc create failed\"}}' >>{dir}/log.json\n\
+         exit 1\n",
+        dir = dir.display(),
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    Runtime {
+        program,
+        root: dir.to_path_buf(),
+        id: "c1".into(),
+        bundle: dir.to_path_buf(),
+        systemd_cgroup: false,
+        no_pivot: false,
+        criu: None,
+        reaper: reaper.clone(),
+    }
+}
+
+#[test]
+fn a_runtime_that_could_not_seal_itself_runs_again() {
+    let busy = "nsexec[7]: could not ensure we are a cloned binary: Device or resource busy";
+    let reaper = Reaper::start().unwrap();
+    for (times, reason, tries) in [(2, busy, 3), (99, busy, 5), (99, "no memory", 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let made = failing(dir.path(), times, reason, &reaper).create(None, Stdio3::default());
+        assert_eq!(made.is_ok(), times < tries, "{made:?}");
+        let made = fs::read_to_string(dir.path().join("tries")).unwrap();
+        assert_eq!(made.lines().count(), tries, "{reason}");
+    }
+}
