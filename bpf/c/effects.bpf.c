@@ -53,6 +53,21 @@ static __always_inline int half_done(long ret)
 	}
 }
 
+/* Whether anything has happened in a sandbox that was thawed: a task that only wakes
+ * and blocks again in its interrupted call completes none. What a freezer or a
+ * tracer interrupts returns one of these codes, and goes on with the call, or
+ * (epoll_wait) makes the next; but a signal handler's return has no number. */
+static __noinline int attend(__u64 until, __u64 nr, long ret)
+{
+	int interrupted = -ret == EINTR || (-ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK);
+
+	if (bpf_ktime_get_ns() > until)
+		return 0;
+	if (interrupted && (int)nr != -1)
+		return 0;
+	return by_cgroup(CRAB_CALLS);
+}
+
 /* The nth argument, by either calling convention. Entry code leaves them in
  * place, and nobody can change them before this tracepoint has run. */
 static __always_inline __u64 argument(struct pt_regs *regs, int is_compat, int n)
@@ -141,9 +156,15 @@ int sys_exit(unsigned long long *ctx)
 	__u64 nr = regs->orig_ax;
 	const struct rule *rule;
 	__u64 first, word = 0;
+	__u32 zero = 0;
+	__u64 *until;
 	long ret;
 
-	/* The cheap way out of nearly every call on the host: one load. */
+	until = bpf_map_lookup_elem(&attention, &zero);
+	if (until && *until)
+		attend(*until, nr, ctx[1]);
+
+	/* The cheap way out of nearly every call on the host: two loads. */
 	if (is_compat) {
 		if (nr >= COMPAT_CALLS)
 			return 0;

@@ -9,6 +9,7 @@
  *   members         cgroup id -> its devices; user space only, kept in a map
  *                   so that it survives the daemon together with the counts
  *   lost_anywhere   0 -> events that could be ascribed to nobody
+ *   attention       0 -> until when (CLOCK_MONOTONIC, ns) CRAB_CALLS is counted
  *
  * Counters only ever grow. A sandbox's effects are the sum of its own and of
  * its devices' counters, made in user space: so a superblock that several
@@ -26,6 +27,7 @@ enum crab_counter {
 	CRAB_MOUNTS,
 	CRAB_UNSEEN,
 	CRAB_LOST,
+	CRAB_CALLS, /* completed system calls, only while there is attention */
 };
 
 /* A power of two, so that masking an index is proof enough for the verifier. */
@@ -75,6 +77,13 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } lost_anywhere SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} attention SEC(".maps");
 
 static __always_inline void crab_add(struct crab_counters *counters, __u32 which)
 {

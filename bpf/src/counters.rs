@@ -32,18 +32,22 @@ pub struct Effects {
     pub unseen: u64,
     /// Events that could not be counted. An increase means "may have changed".
     pub lost: u64,
+    /// System calls that were completed, of those made while there was attention
+    /// ([`crate::Tracer::attend`]).
+    pub calls: u64,
 }
 
 impl Effects {
     /// In the order of `enum crab_counter`.
     pub(crate) fn from_words(words: &Counters) -> Self {
-        let [files, processes, mounts, unseen, lost, ..] = *words;
+        let [files, processes, mounts, unseen, lost, calls, ..] = *words;
         Self {
             files,
             processes,
             mounts,
             unseen,
             lost,
+            calls,
         }
     }
 }

@@ -7,7 +7,7 @@
 //!                              sandboxes  cgroup id -> counters     sys_exit
 //!                              devices    dev_t     -> counters     sched_process_fork
 //!                              members    cgroup id -> devices      sched_process_exec
-//!                              lost_anywhere                        sched_process_exit
+//!                              lost_anywhere, attention             sched_process_exit
 //! ```
 //!
 //! The programs answer one question, with no false "no": *may this sandbox
@@ -47,7 +47,7 @@ pub use counters::Effects;
 pub use ids::{CgroupId, Device};
 pub use pins::{CloseError, OpenError};
 pub use probe::{Unsupported, probe};
-pub use tracer::{EffectsError, MAX_DEVICES, Tracer, WatchError};
+pub use tracer::{AttendError, EffectsError, MAX_DEVICES, Tracer, WatchError};
 
 /// The set of programs that this crate loads, as it is named to users.
 pub const PROGRAMS: &str = "tp_btf";

@@ -4,7 +4,7 @@
 //! ```text
 //! <pin dir>/                                    flocked by the one owner
 //!   set-<hash of the object>-<instance>/        complete, by rename
-//!     sandboxes devices members lost_anywhere   maps
+//!     sandboxes devices members ...             maps
 //!     link_sys_exit link_sched_process_...      attached programs
 //!   new-<instance>/                             being built; a leftover is swept
 //! ```
@@ -35,7 +35,8 @@ pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const DEVICES: &str = "devices";
 pub(crate) const MEMBERS: &str = "members";
 pub(crate) const LOST_ANYWHERE: &str = "lost_anywhere";
-const MAPS: [&str; 4] = [SANDBOXES, DEVICES, MEMBERS, LOST_ANYWHERE];
+pub(crate) const ATTENTION: &str = "attention";
+const MAPS: [&str; 5] = [SANDBOXES, DEVICES, MEMBERS, LOST_ANYWHERE, ATTENTION];
 
 /// Each program has the name of its tracepoint.
 const TRACEPOINTS: [&str; 4] = [

@@ -7,8 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
+use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
 use crate::counters::{Counters, Effects, Member, MemberWords, add};
@@ -64,6 +66,11 @@ pub enum EffectsError {
     },
 }
 
+/// Whether system calls are counted could not be set.
+#[derive(Debug, Error)]
+#[error("count system calls: {}", one_line(.0))]
+pub struct AttendError(#[from] MapError);
+
 /// The attached programs and their maps.
 ///
 /// Dropping it leaves the programs counting, for the next one to take over.
@@ -73,6 +80,7 @@ pub struct Tracer {
     devices: HashMap<MapData, u64, Counters>,
     members: HashMap<MapData, u64, MemberWords>,
     lost: Array<MapData, u64>,
+    attention: Array<MapData, u64>,
     /// What `members` holds.
     watched: BTreeMap<CgroupId, Member>,
 }
@@ -107,6 +115,7 @@ impl Tracer {
             devices: typed(&pins, pins::DEVICES)?,
             members: typed(&pins, pins::MEMBERS)?,
             lost: typed(&pins, pins::LOST_ANYWHERE)?,
+            attention: typed(&pins, pins::ATTENTION)?,
             watched: BTreeMap::new(),
             pins,
         };
@@ -208,6 +217,32 @@ impl Tracer {
             .map_err(|source| EffectsError::Map { cgroup, source })
     }
 
+    /// Counts completed system calls too ([`Effects::calls`]), in every sandbox, from
+    /// now on and for so long. It costs each call on the host a look at the clock, and
+    /// each of a sandbox's another count. One that an earlier tracer began goes on.
+    ///
+    /// # Errors
+    /// When the map refuses.
+    pub fn attend(&mut self, duration: Duration) -> Result<(), AttendError> {
+        let until = now(ClockId::Monotonic) + duration.as_nanos() as u64;
+        if self.attention.get(&0, 0)? < until {
+            self.attention.set(0, until, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Spares the host the looks at the clock once nobody wants them any more.
+    ///
+    /// # Errors
+    /// When the map refuses.
+    pub fn relax(&mut self) -> Result<(), AttendError> {
+        let until = self.attention.get(&0, 0)?;
+        if until != 0 && until < now(ClockId::Monotonic) {
+            self.attention.set(0, 0, 0)?;
+        }
+        Ok(())
+    }
+
     /// Detaches everything and removes every pin; a BPF file system that
     /// [`Tracer::open`] mounted at the pin directory itself goes too.
     ///
@@ -252,7 +287,9 @@ impl Tracer {
             .get(&cgroup)
             .cloned()
             .unwrap_or_else(|| Member {
-                period: nanoseconds_since_boot(),
+                // Unique for a cgroup: nothing can be unwatched and watched in the
+                // same nanosecond.
+                period: now(ClockId::Boottime),
                 ..Member::default()
             });
         for gone in member.devices.iter().filter(|d| !wanted.contains(d)) {
@@ -314,9 +351,8 @@ impl Tracer {
     }
 }
 
-/// Unique for a cgroup: nothing can be unwatched and watched in the same one.
-fn nanoseconds_since_boot() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+fn now(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

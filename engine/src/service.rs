@@ -2,6 +2,7 @@
 //! The Tracer service: requests in, answers out, nothing decided here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use crab_api::tracer::{
@@ -59,7 +60,10 @@ impl Tracer for Service {
 
     async fn effects(&self, _: &TtrpcContext, request: EffectsRequest) -> ttrpc::Result<Effects> {
         self.state()
-            .effects(&request.sandbox)
+            .effects(
+                &request.sandbox,
+                Duration::from_millis(request.count_calls_ms.into()),
+            )
             .map(answer)
             .map_err(status)
     }
@@ -83,6 +87,7 @@ fn answer(counted: Counted) -> Effects {
     effects.mounts = counted.effects.mounts;
     effects.unseen = counted.effects.unseen;
     effects.lost = counted.effects.lost;
+    effects.calls = counted.effects.calls;
     effects
 }
 
@@ -93,7 +98,7 @@ fn status(refusal: Refusal) -> ttrpc::Error {
         Refusal::Name(_) | Refusal::Shim(_) => Code::INVALID_ARGUMENT,
         Refusal::Unknown(_) => Code::NOT_FOUND,
         Refusal::Watch(_) => Code::RESOURCE_EXHAUSTED,
-        Refusal::Effects(_) => Code::INTERNAL,
+        Refusal::Effects(_) | Refusal::Attend(_) => Code::INTERNAL,
     };
     ttrpc::Error::RpcStatus(ttrpc::get_status(code, refusal.to_string()))
 }

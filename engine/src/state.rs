@@ -5,14 +5,19 @@
 //! mutex around it is held for microseconds.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crab_bpf::{CgroupId, Device, Effects, EffectsError, OpenError, Tracer, WatchError};
+use crab_bpf::{
+    AttendError, CgroupId, Device, Effects, EffectsError, OpenError, Tracer, WatchError,
+};
 use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::registry::{Gone, Registry};
 use crate::shim::{Shim, ShimError};
+
+/// The longest for which a request has system calls counted.
+const ATTENTION: Duration = Duration::from_secs(10);
 
 /// Why a request is not met.
 #[derive(Debug, Error)]
@@ -33,6 +38,8 @@ pub(crate) enum Refusal {
     Watch(#[from] WatchError),
     #[error(transparent)]
     Effects(#[from] EffectsError),
+    #[error(transparent)]
+    Attend(#[from] AttendError),
 }
 
 /// What a sandbox did, and in which period of counting.
@@ -134,9 +141,13 @@ impl State {
         }
     }
 
-    pub(crate) fn effects(&mut self, sandbox: &str) -> Result<Counted, Refusal> {
+    /// `calls`: for how long the sandbox's system calls are counted, too.
+    pub(crate) fn effects(&mut self, sandbox: &str, calls: Duration) -> Result<Counted, Refusal> {
         self.registry.used(Instant::now());
-        self.counting.tracer()?;
+        let tracer = self.counting.tracer()?;
+        if calls > Duration::ZERO {
+            tracer.attend(calls.min(ATTENTION))?;
+        }
         let cgroup = self
             .registry
             .cgroup(sandbox)
@@ -161,6 +172,11 @@ impl State {
 
     /// Unwatches the sandboxes that nobody stands for any more.
     pub(crate) fn sweep(&mut self, now: Instant) {
+        if let Counting::On(tracer) = &mut self.counting
+            && let Err(reason) = tracer.relax()
+        {
+            error!("{reason}");
+        }
         for (cgroup, why) in self.registry.sweep(now) {
             match why {
                 Gone::ShimDied { sandbox } => {
@@ -173,7 +189,7 @@ impl State {
     }
 
     /// Whether nobody has wanted anything for `limit`.
-    pub(crate) fn is_idle(&self, limit: std::time::Duration, now: Instant) -> bool {
+    pub(crate) fn is_idle(&self, limit: Duration, now: Instant) -> bool {
         self.registry.idle(now).is_some_and(|idle| idle >= limit)
     }
 

@@ -78,29 +78,38 @@ impl Tracer {
         self.renew(&mut link).await
     }
 
-    /// The counters now.
-    pub(crate) async fn effects(&self) -> Result<Effects, String> {
+    /// The counters now. From then on and for so long as `count_calls`, [`Effects::calls`]
+    /// counts.
+    pub(crate) async fn effects(&self, count_calls: Duration) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
-        if let Some(client) = &link.client {
-            let request = EffectsRequest {
-                sandbox: self.sandbox.clone(),
-                ..Default::default()
-            };
-            let answer = within(client.effects(Call::default(), &request)).await;
-            match answer {
-                Ok(effects) => return Ok(effects),
-                Err(CallError::Silent) => {
-                    link.client = None;
-                    return Err(link.silent());
-                }
+        if link.client.is_some() {
+            match self.ask(&mut link, count_calls).await {
                 Err(CallError::Refused(error)) => {
                     tracing::debug!(%error, "crabd does not know us; asking again");
                     link.client = None;
                 }
+                answer => return answer.map_err(|error| link.failure(error)),
             }
         }
         // Gone, or another one that knows nothing of us yet.
-        self.renew(&mut link).await
+        let effects = self.renew(&mut link).await?;
+        if count_calls.is_zero() {
+            return Ok(effects);
+        }
+        let answer = self.ask(&mut link, count_calls).await;
+        answer.map_err(|error| link.failure(error))
+    }
+
+    async fn ask(&self, link: &mut Link, count_calls: Duration) -> Result<Effects, CallError> {
+        let request = EffectsRequest {
+            sandbox: self.sandbox.clone(),
+            count_calls_ms: count_calls.as_millis() as u32,
+            ..Default::default()
+        };
+        match &link.client {
+            Some(client) => within(client.effects(Call::default(), &request)).await,
+            None => Err(CallError::Silent),
+        }
     }
 
     /// Ends the watch.
@@ -133,14 +142,8 @@ impl Tracer {
             Some(client) => client,
             None => self.connect(link).await?,
         };
-        let effects = match within(client.watch(Call::default(), &request)).await {
-            Ok(effects) => effects,
-            Err(CallError::Silent) => return Err(link.silent()),
-            Err(CallError::Refused(ttrpc::Error::RpcStatus(status))) => return Err(status.message),
-            Err(CallError::Refused(other)) => {
-                return Err(format!("crabd does not answer: {other}"));
-            }
-        };
+        let answer = within(client.watch(Call::default(), &request)).await;
+        let effects = answer.map_err(|error| link.failure(error))?;
         link.client = Some(client);
         Ok(effects)
     }
@@ -230,9 +233,17 @@ async fn within<T>(call: impl Future<Output = ttrpc::Result<T>>) -> Result<T, Ca
 }
 
 impl Link {
-    fn silent(&mut self) -> String {
-        let why = "crabd does not answer in time".to_string();
-        self.failed = Some((Instant::now(), why.clone()));
-        why
+    /// Why there is no answer; one that hangs is left.
+    fn failure(&mut self, error: CallError) -> String {
+        match error {
+            CallError::Silent => {
+                let why = "crabd does not answer in time".to_string();
+                self.client = None;
+                self.failed = Some((Instant::now(), why.clone()));
+                why
+            }
+            CallError::Refused(ttrpc::Error::RpcStatus(status)) => status.message,
+            CallError::Refused(other) => format!("crabd does not answer: {other}"),
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! Needs root and BTF.
 
 mod agent;
+mod attention;
 mod calls;
 mod files;
 mod others;

@@ -138,6 +138,10 @@ impl World {
         agent
     }
 
+    pub(crate) fn pid(&self, agent: &Agent) -> u32 {
+        self.agents[agent.index].id()
+    }
+
     pub(crate) fn finish(&mut self, agent: Agent) {
         let status = self.agents[agent.index].wait().unwrap();
         assert!(status.success(), "the agent failed");
@@ -262,6 +266,17 @@ impl Cgroup {
         Self(path)
     }
 
+    /// And waits until it is so.
+    pub(crate) fn freeze(&self, frozen: bool) {
+        let word = if frozen { "1" } else { "0" };
+        fs::write(self.0.join("cgroup.freeze"), word).unwrap();
+        let wanted = format!("frozen {word}");
+        let events = || fs::read_to_string(self.0.join("cgroup.events")).unwrap();
+        while !events().contains(&wanted) {
+            sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn id(&self) -> CgroupId {
         CgroupId(fs::metadata(&self.0).unwrap().ino())
     }
@@ -286,5 +301,6 @@ pub(crate) fn difference(after: &Effects, before: &Effects) -> Effects {
         mounts: after.mounts - before.mounts,
         unseen: after.unseen - before.unseen,
         lost: after.lost - before.lost,
+        calls: after.calls - before.calls,
     }
 }

@@ -7,7 +7,9 @@
 //! Freezing and dumping wake every thread for a moment; [`Set::settle`] waits
 //! until each is back in the very system call, with the same arguments, stack
 //! and program counter (`/proc/<pid>/task/<tid>/syscall`), in which it was
-//! before, and takes the counters from there.
+//! before, and takes the counters from there. That none has answered a request on the
+//! way is for the caller to know: no time that it ran tells, because a host takes its
+//! own interrupts and waits for a CPU on the thread's account.
 //!
 //! A *keep-alive* init only holds the container open: starting it again restores
 //! it, so that it needs no image. Only the command of the container's own
@@ -189,16 +191,12 @@ impl Set {
     /// the `places` of before, or none if they are not within `limit`; then the
     /// next comparison must take them for changed.
     ///
-    /// `frozen` is the set while it was frozen. A thread that has run for longer since
-    /// than waking up takes has done something, though it be back in its place.
-    ///
     /// # Errors
     /// When the cgroup is gone.
     pub fn settle(
         cgroup: &Cgroup,
         keep_alive: Option<&KeepAlive>,
         places: &Places,
-        frozen: Option<&Self>,
         limit: Duration,
     ) -> Result<Option<Self>, CgroupError> {
         let start = Instant::now();
@@ -209,11 +207,7 @@ impl Set {
             // number already, but is not yet off the CPU.
             let at_rest = now.places() == *places;
             if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
-                let only_woke = frozen.is_none_or(|frozen| now.only_woke_since(frozen));
-                if !only_woke {
-                    tracing::info!("processes ran for longer than waking up takes");
-                }
-                return Ok(only_woke.then_some(now));
+                return Ok(Some(now));
             }
             if start.elapsed() > limit {
                 tracing::info!("processes have not gone back to where they were");
@@ -222,27 +216,6 @@ impl Set {
             last = at_rest.then_some(now);
             thread::sleep(Duration::from_micros(300));
         }
-    }
-}
-
-/// The most that a thread runs between being thawed and being blocked again, in
-/// nanoseconds. Answering a request takes longer; where it does not, on a fast
-/// machine, the request must also have come within the freeze to go unseen.
-const WAKE_LIMIT: u64 = 150_000;
-
-impl Set {
-    fn only_woke_since(&self, frozen: &Self) -> bool {
-        self.processes.len() == frozen.processes.len()
-            && self.processes.iter().all(|(key, process)| {
-                frozen.processes.get(key).is_some_and(|before| {
-                    process.threads.len() == before.threads.len()
-                        && process.threads.iter().all(|(tid, thread)| {
-                            before.threads.get(tid).is_some_and(|earlier| {
-                                thread.ran.0.saturating_sub(earlier.ran.0) <= WAKE_LIMIT
-                            })
-                        })
-                })
-            })
     }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One freeze over both halves.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use crab_api::tracer::Effects;
 use crab_runtime::{
     criu::Criu,
     procs::{Places, Set},
@@ -21,6 +22,16 @@ use crate::{
     pipes,
     still::Still,
 };
+
+/// For how long the system calls of a thawed sandbox are counted: until its threads are
+/// back where they were, or it is given up.
+const ATTENTION: Duration = Duration::from_secs(3);
+
+/// The counters of a frozen sandbox, with its system calls counted from then on.
+struct Epoch {
+    effects: Effects,
+    asked: Instant,
+}
 
 /// How far the process half has got.
 #[derive(Default)]
@@ -67,7 +78,7 @@ impl Capture {
         // Asked only of a crabd that answered just now: it must not keep the sandbox
         // frozen.
         let asked = look.epoch.is_some();
-        let mut epoch = asked.then(|| self.effects().ok()).flatten();
+        let mut epoch = asked.then(|| self.epoch()).flatten();
         let mut scans = None;
         if !matches!(look.half, ProcessHalf::Image(_)) {
             let found = self.scan(&stopped, look.reread)?;
@@ -81,7 +92,7 @@ impl Capture {
             self.image(&mut half, &stopped, &places);
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
-            epoch = asked.then(|| self.effects().ok()).flatten();
+            epoch = asked.then(|| self.epoch()).flatten();
         }
         let scans = match scans {
             Some(scans) => scans,
@@ -94,8 +105,8 @@ impl Capture {
         let frozen_us = micros(frozen.thaw()?);
         drop(still);
         let capture_us = micros(capture.elapsed());
-        self.record(&look.half, last, &places)?;
-        self.base = epoch;
+        self.record(&look.half, last, &places, epoch.as_ref())?;
+        self.base = epoch.map(|epoch| epoch.effects);
         let class = decide::class(count > 0, &look.half);
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
@@ -137,9 +148,40 @@ impl Capture {
         }
     }
 
+    fn epoch(&self) -> Option<Epoch> {
+        let asked = Instant::now();
+        let answer = self.tracer.effects(ATTENTION);
+        let effects = self.async_runtime.block_on(answer).ok()?;
+        Some(Epoch { effects, asked })
+    }
+
+    /// Whether no process has done anything since: one that wakes from the freeze and
+    /// blocks again in its interrupted call has completed none. One that found a request
+    /// waiting has.
+    fn only_woke_since(&self, epoch: &Epoch) -> bool {
+        let Ok(now) = self.effects() else {
+            return false;
+        };
+        let before = &epoch.effects;
+        if epoch.asked.elapsed() > ATTENTION || now.instance != before.instance {
+            return false;
+        }
+        if now.calls != before.calls {
+            let calls = now.calls.saturating_sub(before.calls);
+            tracing::info!(calls, "processes went on while they were thawed");
+        }
+        now.calls == before.calls
+    }
+
     /// Takes note of the processes as they are after the thaw; `frozen` is the set
     /// right before it.
-    fn record(&mut self, half: &ProcessHalf, frozen: Set, places: &Places) -> Result<()> {
+    fn record(
+        &mut self,
+        half: &ProcessHalf,
+        frozen: Set,
+        places: &Places,
+        epoch: Option<&Epoch>,
+    ) -> Result<()> {
         match half {
             ProcessHalf::Gone(_) => {
                 self.some_processes = !frozen.is_empty();
@@ -154,7 +196,8 @@ impl Capture {
             ProcessHalf::Unchanged => {}
         }
         let keep_alive = self.keep_alive.as_ref();
-        self.baseline = Set::settle(&self.cgroup, keep_alive, places, Some(&frozen), SETTLE)?;
+        let settled = Set::settle(&self.cgroup, keep_alive, places, SETTLE)?;
+        self.baseline = settled.filter(|_| epoch.is_some_and(|epoch| self.only_woke_since(epoch)));
         Ok(())
     }
 }

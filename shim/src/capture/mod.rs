@@ -130,7 +130,8 @@ impl Drop for StagedImage {
 
 impl Capture {
     fn effects(&self) -> Result<Effects, String> {
-        self.async_runtime.block_on(self.tracer.effects())
+        let answer = self.tracer.effects(Duration::ZERO);
+        self.async_runtime.block_on(answer)
     }
 
     fn processes(&self) -> Result<Set> {

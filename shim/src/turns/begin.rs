@@ -234,7 +234,6 @@ impl Task {
                             &capture.cgroup,
                             capture.keep_alive.as_ref(),
                             &places,
-                            None,
                             SETTLE,
                         )?;
                     }

@@ -15,11 +15,13 @@ mod acts;
 mod changes;
 mod compat;
 mod harmless;
+mod waits;
 
 pub(crate) use acts::ACTS;
 pub(crate) use changes::CHANGES;
 pub(crate) use compat::{COMPAT_CHANGES, COMPAT_HARMLESS, COMPAT_UNSEEN};
 pub(crate) use harmless::{HARMLESS, UNSEEN};
+use waits::WAITS;
 
 pub(crate) type Call = fn(&Path);
 
@@ -33,6 +35,7 @@ pub(crate) const CALLS: Chain = Chain(&[
     COMPAT_HARMLESS,
     COMPAT_UNSEEN,
     ACTS,
+    WAITS,
 ]);
 
 pub(crate) struct Chain(&'static [&'static [(&'static str, Call)]]);
