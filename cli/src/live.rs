@@ -2,7 +2,11 @@
 
 //! Sandboxes that are alive: asking their shims.
 
-use std::{io::ErrorKind, path::Path, time::Duration};
+use std::{
+    io::ErrorKind,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use crab_api::{
     paths,
@@ -61,22 +65,32 @@ impl Live {
             Err(error) if error.kind() == ErrorKind::NotFound => return Err(NoAnswer::Gone),
             Err(error) => return Err(NoAnswer::Deaf(format!("{}: {error}", file.display()))),
         };
-        let client = match crab_api::connect(Path::new(address.trim())).await {
-            Ok(client) => SandboxClient::new(client),
-            Err(crab_api::ConnectError::Connect { source, .. })
-                if matches!(
-                    source.kind(),
-                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
-                ) =>
-            {
-                return Err(NoAnswer::Gone);
+        let start = Instant::now();
+        loop {
+            let client = match crab_api::connect(Path::new(address.trim())).await {
+                Ok(client) => SandboxClient::new(client),
+                Err(crab_api::ConnectError::Connect { source, .. })
+                    if matches!(
+                        source.kind(),
+                        ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                    ) =>
+                {
+                    return Err(NoAnswer::Gone);
+                }
+                Err(error) => return Err(NoAnswer::Deaf(error.to_string())),
+            };
+            let context = context::with_duration(STATUS_TIMEOUT);
+            match client.status(context, &Empty::new()).await {
+                Ok(status) => return Ok(Self { client, status }),
+                // A shim that is just being killed still has its socket, and hangs up.
+                Err(error)
+                    if !matches!(error, ttrpc::Error::RpcStatus(_))
+                        && start.elapsed() < STATUS_TIMEOUT =>
+                {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Err(error) => return Err(NoAnswer::Deaf(describe(&error))),
             }
-            Err(error) => return Err(NoAnswer::Deaf(error.to_string())),
-        };
-        let context = context::with_duration(STATUS_TIMEOUT);
-        match client.status(context, &Empty::new()).await {
-            Ok(status) => Ok(Self { client, status }),
-            Err(error) => Err(NoAnswer::Deaf(describe(&error))),
         }
     }
 
@@ -137,4 +151,34 @@ pub(crate) fn refusal(what: &str, id: &SandboxId, error: &ttrpc::Error) -> CliEr
         ),
     };
     CliError::new(code, format!("cannot {what} {id}"), describe(error), advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_shim_that_hangs_up_and_goes_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            run_dir: dir.path().to_path_buf(),
+            ..Config::default()
+        };
+        let id = SandboxId::new("default", "c1").unwrap();
+        let file = paths::sandbox_address(&config.run_dir, id.namespace(), id.id());
+        let socket = dir.path().join("shim.sock");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, socket.as_os_str().as_encoded_bytes()).unwrap();
+        let dying = UnixListener::bind(&socket).unwrap();
+        let hangs_up = tokio::spawn(async move {
+            for _ in 0..3 {
+                drop(dying.accept().await.unwrap());
+            }
+        });
+        let found = Live::find(&config, &id).await;
+        assert!(matches!(found, Err(NoAnswer::Gone)));
+        hangs_up.await.unwrap();
+    }
 }

@@ -253,7 +253,13 @@ fn other_users_are_told_to_be_root() {
     let host = Host::with_history("default/demo");
     // So that this user can run the binary and read the configuration.
     let binary = host.path("crab");
-    fs::copy(env!("CARGO_BIN_EXE_crab"), &binary).unwrap();
+    // By another process: a test beside this one that forks while the copy is open for
+    // writing would keep it from being run (ETXTBSY).
+    let copy = std::process::Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_crab"))
+        .arg(&binary)
+        .status();
+    assert!(copy.unwrap().success());
     for (path, mode) in [(host.path(""), 0o755), (binary.clone(), 0o755)] {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
         fs::set_permissions(path, mode).unwrap();

@@ -2,7 +2,7 @@
 
 //! What is on the host at one moment, to see what is left later.
 
-use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+use std::{collections::BTreeSet, fs, io::ErrorKind, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 
@@ -22,9 +22,11 @@ const STATE: [&str; 5] = [
     "/run/crab",
     "/run/containerd/io.containerd.runtime.v2.task",
     "/run/containerd/runc",
-    "/run/containerd/fifo",
+    FIFOS,
     "/run/docker/containerd",
 ];
+/// Where `ctr` makes the FIFOs of stdio.
+const FIFOS: &str = "/run/containerd/fifo";
 /// Where shims listen.
 const SOCKETS: &str = "/run/containerd/s";
 
@@ -119,6 +121,17 @@ impl Census {
             bail!("left behind: {}", left.join(", "));
         }
         Ok(())
+    }
+}
+
+/// Removes the FIFOs of `ctr`, which are its own, and which it deletes with the task:
+/// where containerd has deleted that, they are left, under any shim.
+pub fn forget_fifos() -> Result<()> {
+    match fs::remove_dir_all(FIFOS) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).context("remove the FIFOs of ctr")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -62,6 +62,12 @@ impl RunOptions {
         Self::default()
     }
 
+    /// The same, and Python writes no byte code in it of its own accord: a turn that
+    /// only runs a program changes no files.
+    pub fn without_bytecode() -> Self {
+        Self::new().env("PYTHONDONTWRITEBYTECODE", "1")
+    }
+
     /// Under another shim.
     pub fn runtime(mut self, runtime: Runtime) -> Self {
         self.runtime = runtime;

@@ -17,6 +17,8 @@ use crate::{
 
 /// How long a turn may take to be recorded after its exec has ended.
 const RECORD_LIMIT: Duration = Duration::from_secs(30);
+/// How long shims may take to find a crabd again.
+const OBSERVED_LIMIT: Duration = Duration::from_secs(40);
 /// How long a checkpoint, a rollback or a restore may take.
 const WORK_LIMIT: Duration = Duration::from_secs(120);
 
@@ -66,6 +68,11 @@ impl Turn {
     /// Its class.
     pub fn class(&self) -> Class {
         self.record.class
+    }
+
+    /// Whether its checkpoint is in the store and lacks nothing.
+    pub fn is_whole(&self) -> bool {
+        self.published && self.record.degraded.is_none()
     }
 
     /// Whether nothing about it can still change.
@@ -207,6 +214,12 @@ impl Crab {
         ])
     }
 
+    /// `crab rollback`, which has to refuse.
+    pub fn rollback_refusal(&self, sandbox: &Sandbox, turn: u64) -> Result<Refusal> {
+        let (id, turn) = (sandbox.sandbox_id(), turn.to_string());
+        self.refusal(&["rollback", &id, "--turn", &turn])
+    }
+
     /// `crab restore`.
     pub fn restore(&self, sandbox: &Sandbox, turn: Option<u64>) -> Result<Value> {
         let id = sandbox.sandbox_id();
@@ -252,6 +265,14 @@ impl Crab {
         let what = format!("the turn of {} is recorded", said.command);
         let turn = self.wait(sandbox, &what, |found| found.record.began_ms >= now)?;
         Ok((said, turn))
+    }
+
+    /// Waits until turns are observed again: the shims try to, if not at once.
+    pub fn wait_until_observed(&self, sandbox: &Sandbox) -> Result<()> {
+        poll("turns are observed again", OBSERVED_LIMIT, || {
+            let turn = self.turn_of(sandbox, Class::None, "true")?;
+            Ok(turn.record.unobserved.is_none().then_some(()))
+        })
     }
 
     /// A shell script as a turn of its own, which has to end well and to be of

@@ -21,16 +21,17 @@
 mod census;
 mod client;
 mod command;
-mod counter;
+pub mod counter;
 mod crab;
 mod events;
+mod on_host;
 pub mod processes;
 mod sandbox;
 mod swap;
 mod terminal;
 mod testbed;
 
-pub use census::Census;
+pub use census::{Census, forget_fifos};
 pub use client::{Client, RunOptions, Runtime};
 pub use command::{Output, Running, Tool};
 pub use counter::Counter;

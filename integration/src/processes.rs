@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::{
     io::Errno,
     process::{Pid, Signal},
@@ -71,14 +71,19 @@ pub fn crabd() -> Option<u32> {
     named(CRABD).into_iter().min()
 }
 
-/// Whether a process has not ended. One that nobody has waited for has.
+/// Whether a process, or any thread of it, has not ended. One that nobody has waited for
+/// has.
 pub fn is_alive(pid: u32) -> bool {
     // "<pid> (<name>) <state> ...": the name may hold anything, and ends with
-    // the last parenthesis.
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next())
-        .is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+    // the last parenthesis. The first thread may end before the others.
+    let lives = |task: fs::DirEntry| {
+        fs::read_to_string(task.path().join("stat"))
+            .ok()
+            .and_then(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next())
+            .is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+    };
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    tasks.into_iter().flatten().flatten().any(lives)
 }
 
 /// SIGKILL to one process; false if there is none any more.
@@ -104,6 +109,14 @@ pub fn wait_gone(pid: u32, limit: Duration) -> Result<()> {
     poll(&format!("process {pid} is gone"), limit, || {
         Ok((!is_alive(pid)).then_some(()))
     })
+}
+
+/// Kills Crab's daemon, which has to run, and waits for its end; gives its process id.
+pub fn kill_crabd() -> Result<u32> {
+    let crabd = crabd().context("no crabd runs")?;
+    ensure!(kill(crabd)?, "crabd was gone already");
+    wait_gone(crabd, Duration::from_secs(20))?;
+    Ok(crabd)
 }
 
 /// The processes in the same pid namespace as this one, itself included.

@@ -3,7 +3,6 @@
 //! One container of a test, and what its client can do with it.
 
 use std::{
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -13,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use crate::{
     client::{Client, Runtime, unique},
     command::{Output, Running, Tool},
-    processes,
     testbed::poll,
 };
 
@@ -310,58 +308,6 @@ impl Sandbox {
                 Ok(())
             }
         }
-    }
-
-    /// The process id of its shim.
-    pub fn shim(&self) -> Result<u32> {
-        processes::shim_of(self.client.namespace(), &self.id)
-            .with_context(|| format!("{} has no shim", self.name))
-    }
-
-    /// All its processes, as the host knows them.
-    pub fn processes(&self) -> Result<Vec<u32>> {
-        Ok(processes::in_pid_namespace_of(self.pid()?))
-    }
-
-    /// The directory in which its rootfs is mounted.
-    pub fn bundle(&self) -> PathBuf {
-        PathBuf::from("/run/containerd/io.containerd.runtime.v2.task")
-            .join(self.client.namespace())
-            .join(&self.id)
-    }
-
-    /// The upper directory of its overlay, as its init's mount table says.
-    pub fn upper_dir(&self) -> Result<PathBuf> {
-        let path = format!("/proc/{}/mountinfo", self.pid()?);
-        let table = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        let options = table
-            .lines()
-            .find(|line| line.split(' ').nth(4) == Some("/"))
-            .and_then(|line| line.rsplit(' ').next())
-            .with_context(|| format!("{path} has no root"))?;
-        let upper = options
-            .split(',')
-            .find_map(|option| option.strip_prefix("upperdir="))
-            .with_context(|| format!("the root of {} is no overlay", self.name))?;
-        Ok(PathBuf::from(upper))
-    }
-
-    /// As a crash that takes shim, runtime and everything in the sandbox at once:
-    /// SIGKILL to the shim first, then to every process that the sandbox has.
-    /// Gives back which these were.
-    pub fn crash(&self) -> Result<Vec<u32>> {
-        let inside = self.processes()?;
-        let mut killed = Vec::new();
-        for pid in [self.shim()?].into_iter().chain(inside) {
-            // Those after init go with it.
-            if processes::kill(pid)? {
-                killed.push(pid);
-            }
-        }
-        for pid in &killed {
-            processes::wait_gone(*pid, LIMIT)?;
-        }
-        Ok(killed)
     }
 
     /// Which shim it runs under.

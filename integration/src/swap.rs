@@ -22,9 +22,7 @@ impl Swapped {
     /// Takes a file away.
     pub fn hidden(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref().to_path_buf();
-        let mut name = path.file_name().context("a path with a name")?.to_owned();
-        name.push(".hidden-by-a-test");
-        let aside = path.with_file_name(name);
+        let aside = beside(&path, ".hidden-by-a-test")?;
         let kept = match path.symlink_metadata() {
             Ok(_) => {
                 fs::rename(&path, &aside).with_context(|| format!("hide {}", path.display()))?;
@@ -38,20 +36,41 @@ impl Swapped {
     /// Puts another in its place, executable.
     pub fn with(path: impl AsRef<Path>, content: &str) -> Result<Self> {
         let swapped = Self::hidden(path)?;
-        let dir = swapped.path.parent().context("a path with a directory")?;
-        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
-        let write = || -> std::io::Result<()> {
-            fs::write(&swapped.path, content)?;
-            fs::set_permissions(&swapped.path, fs::Permissions::from_mode(0o755))
-        };
-        write().with_context(|| format!("write {}", swapped.path.display()))?;
+        swapped.put(content)?;
         Ok(swapped)
+    }
+
+    /// Puts a program in its place that knows where the real one is.
+    pub fn wrapped(path: impl AsRef<Path>, wrap: impl FnOnce(&Path) -> String) -> Result<Self> {
+        let swapped = Self::hidden(path)?;
+        let real = swapped.kept.as_ref().context("there is nothing to wrap")?;
+        swapped.put(&wrap(real))?;
+        Ok(swapped)
+    }
+
+    fn put(&self, content: &str) -> Result<()> {
+        let dir = self.path.parent().context("a path with a directory")?;
+        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        let new = beside(&self.path, ".new-by-a-test")?;
+        // Never half written.
+        let write = || -> std::io::Result<()> {
+            fs::write(&new, content)?;
+            fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
+            fs::rename(&new, &self.path)
+        };
+        write().with_context(|| format!("write {}", self.path.display()))
     }
 
     /// Where the real one is.
     pub fn real(&self) -> Option<&Path> {
         self.kept.as_deref()
     }
+}
+
+fn beside(path: &Path, suffix: &str) -> Result<PathBuf> {
+    let mut name = path.file_name().context("a path with a name")?.to_owned();
+    name.push(suffix);
+    Ok(path.with_file_name(name))
 }
 
 impl Drop for Swapped {

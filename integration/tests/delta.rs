@@ -281,8 +281,7 @@ fn every_kind_of_file_comes_back_exactly() -> Result<()> {
     let testbed = Testbed::here()?;
     let crab = testbed.crab();
     for client in testbed.clients() {
-        let options = RunOptions::new().env("PYTHONDONTWRITEBYTECODE", "1");
-        let sandbox = client.run(DEBIAN, options)?;
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
         let with = |what: &str| format!("{what} ({})", client.name());
         let fresh = look(&crab, &sandbox)?;
         let made = turn(&crab, &sandbox, MAKE)?;

@@ -51,7 +51,7 @@ fn a_turn_is_waited_for_until_it_is_published() -> Result<()> {
         let turn = crab.turn_of(&sandbox, Class::None, "cat /root/x")?;
         assert_eq!(turn.number(), 2);
         assert_eq!(crab.ps_of(&sandbox)?.state, "running");
-        let refusal = crab.refusal(&["rollback", &sandbox.sandbox_id(), "--turn", "77"])?;
+        let refusal = crab.rollback_refusal(&sandbox, 77)?;
         assert_eq!(refusal.code, 3, "{}", refusal.line);
     }
     Ok(())

@@ -126,10 +126,9 @@ impl Drop for Canary {
 
 /// Whether this is in a checkpoint of the sandbox.
 fn is_stored(sandbox: &Sandbox, content: &[u8]) -> Result<bool> {
-    let packs = Path::new("/var/lib/crab/sandboxes").join(sandbox.sandbox_id());
     // The middle of it, whatever is around it.
     let wanted = &content[100..132];
-    for pack in fs::read_dir(packs.join("packs"))? {
+    for pack in fs::read_dir(sandbox.store().join("packs"))? {
         let bytes = fs::read(pack?.path())?;
         if bytes.windows(wanted.len()).any(|window| window == wanted) {
             return Ok(true);
@@ -148,8 +147,7 @@ fn no_symlink_leads_out_of_a_sandbox() -> Result<()> {
         let sandbox = client.run(DEBIAN, RunOptions::new())?;
         // That a text is found in the store if it is stored.
         let inside = Canary::new("crab-canary-inside")?;
-        let root = format!("/proc/{}/root/root/inside", sandbox.pid()?);
-        fs::write(root, &inside.content)?;
+        fs::write(sandbox.root()?.join("root/inside"), &inside.content)?;
         let script = "mkdir /dev/shm/d /root/d /root/t; echo inside >/dev/shm/d/crab-canary; \
                       echo inside >/root/d/crab-canary";
         let before = crab.turn_of(&sandbox, Class::Files, script)?;

@@ -13,6 +13,8 @@ pub(crate) struct Stat {
     pub(crate) group: i32,
     /// The kernel's `PF_` flags.
     pub(crate) flags: u64,
+    /// How many threads it has, its first one included even when that has ended.
+    pub(crate) threads: u64,
     /// When it started, in clock ticks after boot.
     pub(crate) start: u64,
 }
@@ -39,13 +41,22 @@ impl Stat {
             parent: fields.next()?.parse().ok()?,
             group: fields.next()?.parse().ok()?,
             flags: fields.nth(3)?.parse().ok()?,
-            // Field 22, where the flags are field 9.
-            start: fields.nth(12)?.parse().ok()?,
+            // Field 20, where the flags are field 9.
+            threads: fields.nth(10)?.parse().ok()?,
+            // Field 22.
+            start: fields.nth(1)?.parse().ok()?,
         })
     }
 
-    /// It only waits to be reaped.
+    /// It only waits to be reaped. A process lives on without its first thread (its
+    /// `main` called `pthread_exit`), and has that one's state.
     pub(crate) fn has_ended(&self) -> bool {
+        self.first_has_ended() && self.threads <= 1
+    }
+
+    /// Its first thread has ended; through `/proc/<pid>` nothing but its threads is to be
+    /// seen then.
+    pub(crate) fn first_has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
 }
@@ -63,9 +74,20 @@ mod tests {
             parent: 1,
             group: 41,
             flags: 4_194_560,
+            threads: 1,
             start: 777,
         };
         assert_eq!(Stat::parse(stat), Some(expected));
+    }
+
+    #[test]
+    fn a_process_without_its_first_thread_lives_on() {
+        let stat = |threads| {
+            let line = format!("42 (a) Z 1 41 40 0 -1 4 0 0 0 0 1 2 0 0 20 0 {threads} 0 777 0 0");
+            Stat::parse(&line).unwrap()
+        };
+        assert!(stat(1).has_ended());
+        assert!(stat(2).first_has_ended() && !stat(2).has_ended());
     }
 
     #[test]

@@ -14,7 +14,7 @@ impl Set {
     /// Whether a process maps a file shared and writable, or has an io_uring:
     /// then files may change with no further system call.
     pub fn writes_unseen(&self) -> bool {
-        !self.shared_mappings().is_empty() || self.iter().any(|p| holds_io_uring(p.pid))
+        !self.shared_mappings().is_empty() || self.iter().any(holds_io_uring)
     }
 
     /// What the processes hold on to in the file system: programs, libraries,
@@ -23,7 +23,7 @@ impl Set {
     pub fn references(&self) -> BTreeSet<Vec<u8>> {
         let mut paths = BTreeSet::new();
         for process in self.processes.values() {
-            let proc = PathBuf::from(format!("/proc/{}", process.pid));
+            let proc = process.dir();
             for link in ["exe", "cwd", "root"] {
                 add_reference(&mut paths, &proc.join(link));
             }
@@ -42,7 +42,7 @@ impl Set {
     pub fn shared_mappings(&self) -> BTreeSet<Vec<u8>> {
         let mut paths = BTreeSet::new();
         for process in self.processes.values() {
-            let maps = fs::read(format!("/proc/{}/maps", process.pid)).unwrap_or_default();
+            let maps = fs::read(process.dir().join("maps")).unwrap_or_default();
             for line in maps.split(|byte| *byte == b'\n') {
                 if let Some(path) = shared_writable(line) {
                     paths.insert(path);
@@ -59,7 +59,7 @@ impl Set {
         let pages: u64 = self
             .iter()
             .filter_map(|process| {
-                let statm = fs::read_to_string(format!("/proc/{}/statm", process.pid)).ok()?;
+                let statm = fs::read_to_string(process.dir().join("statm")).ok()?;
                 let mut fields = statm.split_ascii_whitespace().skip(1);
                 let resident: u64 = fields.next()?.parse().ok()?;
                 let of_files: u64 = fields.next()?.parse().ok()?;
@@ -74,7 +74,7 @@ impl Set {
     pub fn inet_socket(&self) -> Option<&Process> {
         let mut inet: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
         self.iter().find(|process| {
-            let proc = PathBuf::from(format!("/proc/{}", process.pid));
+            let proc = process.dir();
             let net = proc.join("net");
             let mut sockets: BTreeSet<u64> = sockets_of(&proc).collect();
             if sockets.is_empty() {
@@ -99,23 +99,29 @@ impl Set {
     /// Why no process image may be taken without harm or could not be restored,
     /// if so: known before anything is frozen.
     pub fn undumpable(&self, init: i32) -> Option<String> {
-        let time_ns = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/time")).ok();
-        let init_time = time_ns(init);
+        let time_ns = |dir: &Path| fs::read_link(dir.join("ns/time")).ok();
+        let init_time = time_ns(Path::new(&format!("/proc/{init}")));
         for process in self.processes.values() {
-            let exe = fs::read_link(format!("/proc/{}/exe", process.pid)).unwrap_or_default();
+            if process.first_thread_has_ended() {
+                return Some(format!(
+                    "process {} ({}) goes on without its first thread, which CRIU cannot dump",
+                    process.pid, process.comm
+                ));
+            }
+            let exe = fs::read_link(process.dir().join("exe")).unwrap_or_default();
             if is_busybox_sleep(&exe, &process.args) {
                 return Some(format!(
                     "process {} ({}) is busybox sleep, which a dump would end",
                     process.pid, process.comm
                 ));
             }
-            if time_ns(process.pid) != init_time {
+            if time_ns(&process.dir()) != init_time {
                 return Some(format!(
                     "process {} ({}) is in another time namespace than the init",
                     process.pid, process.comm
                 ));
             }
-            if holds_io_uring(process.pid) {
+            if holds_io_uring(process) {
                 return Some(format!(
                     "process {} ({}) holds an io_uring, which CRIU cannot dump",
                     process.pid, process.comm
@@ -194,8 +200,8 @@ fn shared_writable(line: &[u8]) -> Option<Vec<u8>> {
         .map(<[u8]>::to_vec)
 }
 
-fn holds_io_uring(pid: i32) -> bool {
-    fs::read_dir(format!("/proc/{pid}/fd"))
+fn holds_io_uring(process: &Process) -> bool {
+    fs::read_dir(process.dir().join("fd"))
         .into_iter()
         .flatten()
         .flatten()

@@ -21,6 +21,7 @@ mod read;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -43,9 +44,10 @@ struct Thread {
 }
 
 impl Thread {
-    /// It sleeps and can be interrupted: no system call of it is half done.
+    /// It sleeps and can be interrupted, so that no system call of it is half done; or
+    /// it has ended, as the first thread of a process that goes on.
     fn rests(&self) -> bool {
-        self.state == 'S'
+        matches!(self.state, 'S' | 'Z')
     }
 
     /// Whether it has done nothing since, and nothing is under way. One that was woken
@@ -69,6 +71,9 @@ pub struct Process {
     /// Its arguments.
     pub args: Vec<String>,
     threads: BTreeMap<i32, Thread>,
+    /// The thread through which its memory and its descriptors are seen: the first one
+    /// that lives.
+    seat: i32,
 }
 
 /// Where each thread was blocked. Sorted, without ids: those change over a
@@ -220,6 +225,15 @@ impl Set {
 }
 
 impl Process {
+    /// Where it is seen in `/proc`.
+    fn dir(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.seat))
+    }
+
+    fn first_thread_has_ended(&self) -> bool {
+        self.seat != self.pid
+    }
+
     fn rests_since(&self, before: &Self) -> bool {
         self.threads.len() == before.threads.len()
             && self.threads.iter().all(|(tid, thread)| {

@@ -23,12 +23,7 @@ fn read_args(pid: i32) -> Vec<String> {
 }
 
 pub(super) fn read_process(pid: i32) -> Option<Process> {
-    let Stat {
-        comm,
-        parent,
-        start,
-        ..
-    } = Stat::of(pid).filter(|stat| !stat.has_ended())?;
+    let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
     let mut threads = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
         let dir = entry.path();
@@ -50,13 +45,21 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
             },
         );
     }
+    let seat = if stat.first_has_ended() {
+        let lives = |thread: &Thread| !matches!(thread.state, 'Z' | 'X');
+        let living = threads.iter().find(|(_, thread)| lives(thread));
+        living.map_or(pid, |(tid, _)| *tid)
+    } else {
+        pid
+    };
     Some(Process {
         pid,
-        parent,
-        start,
-        comm,
-        args: read_args(pid),
+        parent: stat.parent,
+        start: stat.start,
+        comm: stat.comm,
+        args: read_args(seat),
         threads,
+        seat,
     })
 }
 

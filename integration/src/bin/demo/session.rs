@@ -42,47 +42,28 @@ impl Step {
     }
 }
 
-/// A server that counts its requests in memory, and only there, and a client for it. A
-/// connection without a request does not count.
-///
-/// By a Unix socket without a file: CRIU before 4.2, as in Debian 13, cannot dump any
-/// TCP socket on Linux 6.16 or newer, and a socket with a file would change files.
-const WRITE_SERVER: &str = r#"mkdir -p /root/app && cd /root/app
-cat >counter.py <<'EOF'
-import socket, sys
-server = socket.socket(socket.AF_UNIX)
-server.bind("\0" + sys.argv[1])
-server.listen()
-count = 0
-while True:
-    client, _ = server.accept()
-    if client.recv(64):
-        count += 100
-        client.sendall(b"%d\n" % count)
-    client.close()
-EOF
-cat >ask.py <<'EOF'
-import socket, sys
-client = socket.socket(socket.AF_UNIX)
-client.connect("\0" + sys.argv[1])
-if sys.argv[2:] != ["nothing"]:
-    client.sendall(b"?")
-    # To the end: then the server waits for the next one.
-    while answer := client.recv(64):
-        print(answer.decode(), end="")
-EOF"#;
+/// The server that counts its requests in memory, and only there, and who asks it. The
+/// agent gets it wrong at first.
+const WRITE_SERVER: &str = concat!(
+    "mkdir -p /root/app && cd /root/app\n",
+    "sed 's/count += 1$/count += 100/' >counter.py <<'END'\n",
+    include_str!("../../counter/server.py"),
+    "END\ncat >ask.py <<'END'\n",
+    include_str!("../../counter/ask.py"),
+    "END",
+);
 
 // `-B`: Python would cache what it compiles, and the turn would change files. The
 // turn ends when the server answers.
 const START_SERVER: &str =
     "setsid python3 -B /root/app/counter.py first </dev/null >/dev/null 2>&1 &
-until python3 -B /root/app/ask.py first nothing 2>/dev/null; do sleep 0.05; done";
+python3 -B /root/app/ask.py first hello";
 const START_SECOND: &str =
     "setsid python3 -B /root/app/counter.py second </dev/null >/dev/null 2>&1 &
-until python3 -B /root/app/ask.py second nothing 2>/dev/null; do sleep 0.05; done";
+python3 -B /root/app/ask.py second hello";
 
-const ASK: &str = "python3 -B /root/app/ask.py first";
-const ASK_SECOND: &str = "python3 -B /root/app/ask.py second";
+const ASK: &str = "python3 -B /root/app/ask.py first count";
+const ASK_SECOND: &str = "python3 -B /root/app/ask.py second count";
 
 // The container's init never waits for the orphan: it stays as a zombie.
 const KILL_SERVER: &str = "pkill -x python3

@@ -16,9 +16,6 @@ use crate::{
     },
 };
 
-/// Crab's store, where nothing is configured.
-const STORE: &str = "/var/lib/crab/sandboxes";
-
 /// What was seen.
 #[derive(Default)]
 pub(crate) struct Seen {
@@ -158,7 +155,7 @@ impl Show<'_> {
             self.sandbox.name()
         ));
         let rows = self.steps(&SESSION)?;
-        self.seen.bytes = bytes_in(&Path::new(STORE).join(&id))?;
+        self.seen.bytes = bytes_in(&self.sandbox.store())?;
         let raw: u64 = rows.iter().map(|row| row.turn.record.cost.bytes_raw).sum();
         self.story.line(format!(
             "\n{} turns: {} in the store (packs, manifests, journal), {} before dedup and \

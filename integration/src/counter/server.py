@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Counts requests in memory, and only there. Arguments: its name, and of how many MiB
+# its image has to be at least. What a request wants it to do are words.
+#
+# By a Unix socket without a file: CRIU before 4.2, as in Debian 13, cannot dump any
+# TCP socket on Linux 6.16 or newer, and a socket with a file would change files.
+import mmap, os, socket, sys
+name, *mib = sys.argv[1:]
+ballast = [os.urandom(int(size) << 20) for size in mib]
+server = socket.socket(socket.AF_UNIX)
+server.bind("\0" + name)
+server.listen()
+print("ready", flush=True)
+count = 0
+while True:
+    client, _ = server.accept()
+    words = client.recv(64).decode().split()
+    for word in words:
+        if word == "count":
+            count += 1
+        elif word == "print":
+            print("count", count, flush=True)
+        elif word == "hold":
+            held = open("/root/held", "r+")
+            mapped = mmap.mmap(os.open("/root/mapped", os.O_RDWR), 0)
+        elif word == "store":
+            mapped[0] = (mapped[0] + 1) % 256
+        elif word == "write":
+            open("/root/written", "a").write("x")
+    # One that only looked for it is gone.
+    if words:
+        client.sendall(b"%d\n" % count)
+    client.close()

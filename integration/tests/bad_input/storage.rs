@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A root that is no overlay, and a disk that is full: no checkpoints, and no harm.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Swapped, Testbed, Tool};
+use crab_store::Class;
+
+use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, mounted::Mounted, refuses};
+
+#[test]
+fn a_root_that_is_no_overlay_runs_and_has_no_checkpoints() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let ctr = testbed.ctr();
+    let native = RunOptions::new().flags(["--snapshotter", "native"]);
+    let said = ctr.run_rm(
+        BUSYBOX,
+        native.clone().args(["sh", "-c", "echo out; exit 3"]),
+    )?;
+    assert_eq!((said.stdout.as_str(), said.status), ("out\n", 3));
+    let sandbox = ctr.run(BUSYBOX, native)?;
+    lives(&sandbox)?;
+    sandbox.sh_ok("echo 1 >/root/f")?;
+    let id = sandbox.sandbox_id();
+    refuses(&crab, &["checkpoint", &id], REFUSED, &["overlay"])?;
+    refuses(
+        &crab,
+        &["rollback", &id, "--turn", "0"],
+        REFUSED,
+        &["overlay"],
+    )?;
+    let row = crab.ps_of(&sandbox)?;
+    assert_eq!(row.state, "running");
+    assert!(row.note.context("no note")?.contains("overlay"));
+    assert_eq!(sandbox.sh_ok("cat /root/f")?, "1");
+    sandbox.stop()
+}
+
+/// A store of its own on a small disk, for sandboxes that start while it lasts.
+struct SmallStore {
+    _config: Swapped,
+    _disk: Mounted,
+}
+
+const SMALL: &str = "/mnt/small";
+
+impl SmallStore {
+    fn new(mib: u32) -> Result<Self> {
+        fs::create_dir_all(SMALL)?;
+        let size = format!("size={mib}m");
+        let disk = Mounted::new(&["-t", "tmpfs", "-o", &size, "small"], SMALL)?;
+        let config = format!("store = \"{SMALL}/store\"\n");
+        Ok(Self {
+            _disk: disk,
+            _config: Swapped::with(CONFIG, &config)?,
+        })
+    }
+
+    fn grow(&self, mib: u32) -> Result<()> {
+        let option = format!("remount,size={mib}m");
+        Tool::new("mount")
+            .args(["-o", &option, SMALL])
+            .run()?
+            .ok()?;
+        Ok(())
+    }
+
+    /// To the last byte.
+    fn fill(&self) -> Result<()> {
+        let to = format!("of={SMALL}/filling");
+        let said = Tool::new("dd").args(["if=/dev/zero", &to, "bs=4k"]).run()?;
+        ensure!(said.stderr.contains("No space left"), "{}", said.stderr);
+        Ok(())
+    }
+
+    fn free(&self) -> Result<()> {
+        fs::remove_file(format!("{SMALL}/filling")).context("free the disk")
+    }
+}
+
+#[test]
+fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let disk = SmallStore::new(12)?;
+        let sandbox = client.run(DEBIAN, RunOptions::new())?;
+        let id = sandbox.sandbox_id();
+        let first = crab.turn_of(&sandbox, Class::Files, "echo 1 >/root/f")?;
+        // More than the disk has.
+        let script = "echo 2 >/root/f; head -c 30000000 /dev/urandom >/root/big";
+        let turn = crab.turn_of(&sandbox, Class::Files, script)?;
+        let why = turn.failed.clone().context("it has a checkpoint")?;
+        assert!(!turn.published && turn.record.checkpoint.is_none());
+        assert!(why.to_lowercase().contains("no space"), "{why}");
+        assert!(!why.contains('\n'), "{why}");
+        let lines = lines_of_turns(&crab, &sandbox, "no checkpoint")?;
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        lives(&sandbox)?;
+        let full = ["no space", "free some"];
+        refuses(&crab, &["checkpoint", &id], REFUSED, &["space"])?;
+        refuses(
+            &crab,
+            &["rollback", &id, "--turn", "1"],
+            REFUSED,
+            &["space"],
+        )?;
+        let (said, turn) = crab.turn(&sandbox, &["sh", "-c", "cat /root/f; wc -c </root/big"])?;
+        assert_eq!(said.text()?, "2\n30000000");
+        // Tried again, in vain: nothing of it is left when the disk is filled.
+        assert!(turn.failed.is_some(), "{turn:?}");
+
+        // Not even the journal can be written.
+        disk.fill()?;
+        let said = sandbox.sh("echo 3 >/root/f; exit 7")?;
+        assert_eq!(said.status, 7);
+        refuses(&crab, &["checkpoint", &id], REFUSED, &["space"])?;
+        lives(&sandbox)?;
+        crab.run(&["turns", &id])?.ok()?;
+        crab.run(&["ps"])?.ok()?;
+        // The older checkpoint is still one, as soon as a wish for it can be noted.
+        sandbox.stop()?;
+        // With what the end has given back.
+        disk.fill()?;
+        refuses(&crab, &["restore", &id], FAILED, &full)?;
+        disk.free()?;
+        crab.restore(&sandbox, None)?;
+        assert_eq!(sandbox.sh_ok("cat /root/f; ls /root")?, "1\nf");
+
+        // Enough for the next one: it is whole.
+        let last = crab.last_turn(&sandbox)?;
+        sandbox.sh_ok(script)?;
+        let failed = crab.wait_for_turn_after(&sandbox, last)?;
+        assert!(failed.failed.is_some(), "{failed:?}");
+        disk.grow(200)?;
+        let whole = crab.turn_of(&sandbox, Class::Files, "echo 4 >/root/g")?;
+        assert!(whole.published && whole.failed.is_none(), "{whole:?}");
+        crab.rollback(&sandbox, first.number())?;
+        assert_eq!(sandbox.sh_ok("cat /root/f; ls /root")?, "1\nf");
+        crab.rollback(&sandbox, whole.number())?;
+        assert_eq!(
+            sandbox.sh_ok("cat /root/f /root/g; wc -c </root/big")?,
+            "2\n4\n30000000"
+        );
+    }
+    Ok(())
+}

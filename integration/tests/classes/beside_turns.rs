@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What happens beside turns and across them: from outside, between two, in two execs at once,
+//! in other containers.
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use crab_integration::{Client, DEBIAN, RunOptions, Sandbox, Testbed, Tool, poll};
+use crab_store::Class;
+
+use crate::LIMIT;
+
+#[test]
+fn what_comes_from_outside_belongs_to_the_next_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let from_outside = |sandbox: &Sandbox, name: &str| -> Result<()> {
+        match sandbox.client() {
+            Client::Docker => {
+                let target = format!("{}:/root/{name}", sandbox.name());
+                let copy = sandbox.client().tool(["cp", "/etc/passwd", &target]);
+                copy.run()?.ok()?;
+            }
+            Client::Ctr { .. } => {
+                let target = sandbox.root()?.join("root").join(name);
+                fs::copy("/etc/passwd", target)?;
+            }
+        }
+        Ok(())
+    };
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        from_outside(&sandbox, "one")?;
+        crab.turn_of(&sandbox, Class::Files, "true")?;
+        crab.turn_of(&sandbox, Class::None, "cat /root/one")?;
+        // Also a checkpoint on demand takes it.
+        from_outside(&sandbox, "two")?;
+        let taken = crab.checkpoint(&sandbox)?;
+        assert_eq!(taken["class"], "files", "{taken}");
+        let taken = crab.checkpoint(&sandbox)?;
+        assert_eq!(taken["class"], "none", "{taken}");
+        crab.turn_of(&sandbox, Class::None, "cat /root/two")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_runs_between_turns_belongs_to_the_next() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        // It ends by itself, with no turn.
+        crab.turn_of(
+            &sandbox,
+            Class::Processes,
+            "setsid sleep 0.3 </dev/null >/dev/null 2>&1 &",
+        )?;
+        poll("it has ended", LIMIT, || {
+            Ok((sandbox.processes()?.len() == 1).then_some(()))
+        })?;
+        crab.turn_of(&sandbox, Class::Processes, "true")?;
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        // One that never rests.
+        crab.turn_of(
+            &sandbox,
+            Class::Full,
+            "setsid sh -c 'while :; do date +%N >/root/date; sleep 0.02; done' \
+             </dev/null >/dev/null 2>&1 & \
+             until [ -e /root/date ]; do sleep 0.01; done",
+        )?;
+        for _ in 0..2 {
+            let written = || fs::read(sandbox.root()?.join("root/date")).context("read the date");
+            let before = written()?;
+            poll("it has written", LIMIT, || {
+                Ok((written()? != before).then_some(()))
+            })?;
+            crab.turn_of(&sandbox, Class::Full, "true")?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn execs_that_overlap_are_one_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        let script = "echo began >/root/began; while [ ! -e /root/end ]; do sleep 0.01; done";
+        let first = sandbox.exec_start(&["sh", "-c", script], &Default::default())?;
+        let root = sandbox.root()?.join("root");
+        poll("it has begun", LIMIT, || {
+            Ok(fs::exists(root.join("began"))?.then_some(()))
+        })?;
+        sandbox.sh_ok("true")?;
+        assert!(crab.turns(&sandbox)?.open.is_some());
+        sandbox.sh_ok("echo x >/root/end")?;
+        first.wait()?.ok()?;
+        let turn = crab.wait_for_turn(&sandbox, 1)?;
+        assert_eq!(turn.class(), Class::Files, "{}", turn.record.reason);
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        assert_eq!(crab.last_turn(&sandbox)?, Some(2));
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_taken_from_what_other_containers_and_the_host_do() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let ctr = testbed.ctr();
+    let quiet = ctr.run(DEBIAN, RunOptions::new())?;
+    let busy = ctr.run(DEBIAN, RunOptions::new())?;
+    crab.turn_of(&quiet, Class::None, "true")?;
+    crab.turn_of(&busy, Class::Files, "echo x >/root/x")?;
+    Tool::new("sh")
+        .args(["-c", "echo x >/root/of-the-host"])
+        .run()?
+        .ok()?;
+    crab.turn_of(&quiet, Class::None, "true")?;
+    let Some(turn) = crab.last_turn(&quiet)? else {
+        bail!("no turn is recorded");
+    };
+    assert_eq!(turn, 2);
+    Ok(())
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! An init that is more than a `sleep`, and a process of which no image can be made.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Testbed, poll, sleeper};
+use crab_store::Class;
+
+use crate::LIMIT;
+
+#[test]
+fn an_init_that_works_is_a_process_like_any_other() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let init = "import signal, time\n\
+                n = 0\n\
+                def count(*_):\n    global n\n    n += 1\n\
+                signal.signal(signal.SIGUSR1, count)\n\
+                while True: signal.pause()";
+    for client in testbed.clients() {
+        let options = RunOptions::without_bytecode().args(["python3", "-c", init]);
+        let sandbox = client.run(DEBIAN, options)?;
+        let handles = format!("/proc/{}/status", sandbox.pid()?);
+        poll("it handles its signal", LIMIT, || {
+            let status = fs::read_to_string(&handles)?;
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.context("no SigCgt")?.trim(), 16)?;
+            Ok((caught & (1 << 9) != 0).then_some(()))
+        })?;
+        let (_, first) = crab.turn(&sandbox, &["true"])?;
+        // It has begun since the checkpoint before its start.
+        assert_eq!(first.class(), Class::Processes, "{}", first.record.reason);
+        assert_eq!(first.record.degraded, None);
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        crab.turn_of(&sandbox, Class::Processes, "kill -USR1 1")?;
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_process_that_cannot_be_dumped_is_said_and_files_are_kept() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(BUSYBOX, RunOptions::new())?;
+        // A dump would end it.
+        let script = format!("echo x >/root/x; {}", sleeper(1000));
+        let turn = crab.turn_of(&sandbox, Class::Full, &script)?;
+        let degraded = turn.record.degraded.unwrap_or_default();
+        assert!(degraded.contains("busybox sleep"), "{degraded}");
+        assert!(turn.published);
+        assert_eq!(sandbox.processes()?.len(), 2);
+        let restored = crab.rollback(&sandbox, turn.record.turn.0)?;
+        assert_eq!(restored["processes"], false);
+        assert_eq!(sandbox.sh_ok("cat /root/x")?, "x");
+    }
+    Ok(())
+}

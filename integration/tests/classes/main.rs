@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What each kind of turn is taken for: `none`, `files`, `processes` or `full`.
+
+mod beside_turns;
+mod cases;
+mod files;
+mod init;
+mod nothing;
+mod processes;
+mod unusual_writes;
+
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);

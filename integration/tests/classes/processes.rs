@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What processes do beside turns that do something else: a server that counts in memory, writes
+//! when it is told to and idles otherwise, and processes that only sleep.
+
+use anyhow::Result;
+use crab_integration::{
+    Crab, DEBIAN, RunOptions, Sandbox, Testbed,
+    counter::{ASK, SERVER},
+};
+use crab_store::Class;
+
+use crate::cases::{Case, case, run_all};
+
+/// The server and `ask`, and what the server holds from its first request on: a file, a
+/// shared mapping and its directory.
+fn prepare_server(crab: &Crab, sandbox: &Sandbox) -> Result<()> {
+    crab.turn_of(
+        sandbox,
+        Class::Files,
+        &format!(
+            "cat >/root/server.py <<'E'\n{SERVER}E\ncat >/bin/ask <<'E'\n{ASK}E\n\
+             chmod +x /bin/ask; echo held >/root/held; echo mapped >/root/mapped; mkdir /root/cwd"
+        ),
+    )?;
+    Ok(())
+}
+
+const PROCESSES: &[Case] = &[
+    case(
+        Class::Full,
+        "a server that is started, with its log",
+        "",
+        "cd /root/cwd; setsid python3 /root/server.py server >/root/log 2>&1 </dev/null & ask server hold",
+    ),
+    case(
+        Class::None,
+        "nothing, beside a server that idles",
+        "",
+        "true",
+    ),
+    case(
+        Class::None,
+        "reading, beside a server that idles",
+        "",
+        "ls -laR /etc >/dev/null",
+    ),
+    case(
+        Class::None,
+        "a look at it",
+        "",
+        "ps ax | grep -q server.py; cat /proc/*/status >/dev/null",
+    ),
+    case(
+        Class::None,
+        "a temporary file, beside it",
+        "",
+        "echo x >/tmp/x; rm /tmp/x",
+    ),
+    case(
+        Class::Processes,
+        "it counts in memory",
+        "",
+        "ask server count",
+    ),
+    case(Class::Processes, "it counts again", "", "ask server count"),
+    case(Class::None, "it idles again", "", "true"),
+    case(
+        Class::Files,
+        "a file that it does not use",
+        "",
+        "echo x >/root/other",
+    ),
+    case(Class::None, "it idled over that", "", "true"),
+    case(Class::Full, "it writes", "", "ask server write"),
+    case(
+        Class::Full,
+        "it prints into its log",
+        "",
+        "ask server print",
+    ),
+    case(
+        Class::Full,
+        "it stores into a shared mapping",
+        "",
+        "ask server store",
+    ),
+    case(Class::None, "it idles with a shared mapping", "", "true"),
+    case(
+        Class::Full,
+        "a file that it holds open is written to",
+        "",
+        "echo more >>/root/held",
+    ),
+    case(Class::None, "it idled over that, too", "", "true"),
+    case(Class::Full, "its log is emptied", "", ">/root/log"),
+    case(
+        Class::Full,
+        "the directory in which it is is removed",
+        "",
+        "rmdir /root/cwd",
+    ),
+    case(
+        Class::Processes,
+        "it is killed",
+        "",
+        "pkill -9 -f '[s]erver.py'; while pgrep -f '[s]erver.py'; do :; done",
+    ),
+    case(Class::None, "it is gone", "", "true"),
+    case(
+        Class::Processes,
+        "a process that only sleeps",
+        "",
+        "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
+    ),
+    case(Class::None, "it sleeps on", "", "true"),
+    case(
+        Class::Processes,
+        "one more",
+        "",
+        "setsid sleep 1001 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
+    ),
+    case(
+        Class::Processes,
+        "one less",
+        "",
+        "pkill -f '[s]leep 1001'; while pgrep -f '[s]leep 1001'; do :; done",
+    ),
+    case(
+        Class::Full,
+        "one that is killed, and a file",
+        "",
+        "pkill -f '[s]leep 1000'; while pgrep -f '[s]leep 1000'; do :; done; echo x >/root/both",
+    ),
+    case(
+        Class::Processes,
+        "a program of one's own",
+        "cp /bin/sleep /root/own",
+        "setsid /root/own 1000 </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done",
+    ),
+    case(
+        Class::Full,
+        "its file is removed while it runs",
+        "",
+        "rm /root/own",
+    ),
+    case(Class::None, "it runs on", "", "true"),
+    case(
+        Class::Processes,
+        "and is ended",
+        "",
+        "pkill -x own; while pgrep -f '/root/[o]wn'; do :; done",
+    ),
+];
+
+#[test]
+fn what_processes_do_is_told_from_what_files_do() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        prepare_server(&crab, &sandbox)?;
+        run_all(&crab, &sandbox, PROCESSES)?;
+    }
+    Ok(())
+}
