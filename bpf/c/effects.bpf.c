@@ -2,7 +2,7 @@
 /*
  * The inspector's kernel side: four BTF tracepoints that count a sandbox's
  * effects. It answers one question and never with a false "no": may this
- * sandbox have changed?
+ * sandbox have changed? And on demand a second: has anything in it gone on?
  *
  * Counting happens at the end of a system call. An effect whose call is still
  * under way is counted later, never lost; who captures without a freeze must
@@ -53,11 +53,12 @@ static __always_inline int half_done(long ret)
 	}
 }
 
-/* Whether anything has happened in a sandbox that was thawed: a task that only wakes
- * and blocks again in its interrupted call completes none. What a freezer or a
- * tracer interrupts returns one of these codes, and goes on with the call, or
- * (epoll_wait) makes the next; but a signal handler's return has no number. */
-static __noinline int attend(__u64 until, __u64 nr, long ret)
+/* Whether anything goes on in a sandbox: a task that only wakes, and blocks again in its
+ * interrupted call, completes none. What a freezer or a tracer interrupts returns one
+ * of these codes, and goes on with the call, or (epoll_wait) makes the next; but a signal
+ * handler's return has no number. Not told are a handler that leaves by a long jump, and
+ * what a program does between an EINTR and the same call again. */
+static __noinline int attend(struct task_struct *task, __u64 until, __u64 nr, long ret)
 {
 	int interrupted = -ret == EINTR || (-ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK);
 
@@ -65,7 +66,7 @@ static __noinline int attend(__u64 until, __u64 nr, long ret)
 		return 0;
 	if (interrupted && (int)nr != -1)
 		return 0;
-	return by_cgroup(CRAB_CALLS);
+	return by_cgroup_unless_spared(task, CRAB_CALLS);
 }
 
 /* The nth argument, by either calling convention. Entry code leaves them in
@@ -162,7 +163,7 @@ int sys_exit(unsigned long long *ctx)
 
 	until = bpf_map_lookup_elem(&attention, &zero);
 	if (until && *until)
-		attend(*until, nr, ctx[1]);
+		attend(task, *until, nr, ctx[1]);
 
 	/* The cheap way out of nearly every call on the host: two loads. */
 	if (is_compat) {

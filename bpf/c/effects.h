@@ -10,6 +10,7 @@
  *                   so that it survives the daemon together with the counts
  *   lost_anywhere   0 -> events that could be ascribed to nobody
  *   attention       0 -> until when (CLOCK_MONOTONIC, ns) CRAB_CALLS is counted
+ *   spared          cgroup id -> whose calls are not in CRAB_CALLS
  *
  * Counters only ever grow. A sandbox's effects are the sum of its own and of
  * its devices' counters, made in user space: so a superblock that several
@@ -27,7 +28,7 @@ enum crab_counter {
 	CRAB_MOUNTS,
 	CRAB_UNSEEN,
 	CRAB_LOST,
-	CRAB_CALLS, /* completed system calls, only while there is attention */
+	CRAB_CALLS, /* calls completed while there was attention, the spared's left out */
 };
 
 /* A power of two, so that masking an index is proof enough for the verifier. */
@@ -84,6 +85,23 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } attention SEC(".maps");
+
+#define CRAB_MAX_SPARED 3
+
+/* Processes by the innermost pid namespace that they are in: a tracer in a pid
+ * namespace of its own knows them by no other number. */
+struct crab_spared {
+	__u32 pid_namespace; /* its inode number */
+	__u32 pids[CRAB_MAX_SPARED]; /* 0 is nobody */
+};
+_Static_assert(sizeof(struct crab_spared) == 16, "layout is shared with counters.rs");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct crab_spared);
+} spared SEC(".maps");
 
 static __always_inline void crab_add(struct crab_counters *counters, __u32 which)
 {

@@ -52,6 +52,24 @@ struct signal_struct {
 	int group_exit_code;
 };
 
+struct ns_common {
+	unsigned int inum;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
 struct thread_info {
 	__u32 status;
 };
@@ -61,6 +79,8 @@ struct task_struct {
 	struct fs_struct *fs;
 	struct files_struct *files;
 	struct signal_struct *signal;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
 };
 
 struct pt_regs {

@@ -55,6 +55,49 @@ static __noinline int by_cgroup(__u32 which)
 	return hit;
 }
 
+/* Whether the current task is of a process that this sandbox's user spares. */
+static __noinline int is_spared(struct task_struct *task, __u64 cgroup)
+{
+	struct crab_spared *who = bpf_map_lookup_elem(&spared, &cgroup);
+	struct pid *pid = task->group_leader->thread_pid;
+	struct pid_namespace *ns;
+	unsigned int level, inum;
+	struct upid *number;
+	int nr;
+
+	if (!who || !pid)
+		return 0;
+	if (BPF_CORE_READ_INTO(&level, pid, level))
+		return 0;
+	number = (void *)pid + bpf_core_field_offset(struct pid, numbers) +
+		 level * bpf_core_type_size(struct upid);
+	if (BPF_CORE_READ_INTO(&nr, number, nr) || BPF_CORE_READ_INTO(&ns, number, ns) ||
+	    BPF_CORE_READ_INTO(&inum, ns, ns.inum))
+		return 0;
+	if (inum != who->pid_namespace)
+		return 0;
+	for (int i = 0; i < CRAB_MAX_SPARED; i++)
+		if (who->pids[i] && who->pids[i] == nr)
+			return 1;
+	return 0;
+}
+
+static __noinline int by_cgroup_unless_spared(struct task_struct *task, __u32 which)
+{
+	struct crab_counters *counters;
+
+	for (int level = 1; level <= MAX_LEVEL; level++) {
+		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
+
+		if (!id)
+			break;
+		counters = bpf_map_lookup_elem(&sandboxes, &id);
+		if (counters && !is_spared(task, id))
+			crab_add(counters, which);
+	}
+	return 0;
+}
+
 static __always_inline int by_device(__u64 dev, __u32 which)
 {
 	struct crab_counters *counters = bpf_map_lookup_elem(&devices, &dev);

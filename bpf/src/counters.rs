@@ -32,8 +32,8 @@ pub struct Effects {
     pub unseen: u64,
     /// Events that could not be counted. An increase means "may have changed".
     pub lost: u64,
-    /// System calls that were completed, of those made while there was attention
-    /// ([`crate::Tracer::attend`]).
+    /// System calls that were completed while there was attention
+    /// ([`crate::Tracer::attend`]), those of spared processes left out.
     pub calls: u64,
 }
 
@@ -49,6 +49,29 @@ impl Effects {
             lost,
             calls,
         }
+    }
+}
+
+/// Processes whose system calls are not in [`Effects::calls`]: those that only hold a
+/// sandbox open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spared {
+    /// The inode number of the innermost pid namespace that they are in.
+    pub pid_namespace: u32,
+    /// Their process ids there; those after the third are not spared.
+    pub pids: Vec<u32>,
+}
+
+/// `struct crab_spared`
+pub(crate) type SparedWords = [u32; 4];
+
+impl Spared {
+    pub(crate) fn to_words(&self) -> SparedWords {
+        let mut words = [self.pid_namespace, 0, 0, 0];
+        for (word, pid) in words[1..].iter_mut().zip(&self.pids) {
+            *word = *pid;
+        }
+        words
     }
 }
 

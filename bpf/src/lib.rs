@@ -7,11 +7,12 @@
 //!                              sandboxes  cgroup id -> counters     sys_exit
 //!                              devices    dev_t     -> counters     sched_process_fork
 //!                              members    cgroup id -> devices      sched_process_exec
-//!                              lost_anywhere, attention             sched_process_exit
+//!                              lost_anywhere, attention, spared     sched_process_exit
 //! ```
 //!
 //! The programs answer one question, with no false "no": *may this sandbox
-//! have changed since I last looked?* What did change is for user space to
+//! have changed since I last looked?* And, while somebody wants to know, a second: *has
+//! any of its processes gone on?* What did change is for user space to
 //! find out, by comparing. Their rules are in `c/place.h` (whose event it is)
 //! and `c/syscalls.h` (which calls count).
 //!
@@ -43,7 +44,7 @@ mod refusal;
 mod tracer;
 
 pub use bpffs::MountError;
-pub use counters::Effects;
+pub use counters::{Effects, Spared};
 pub use ids::{CgroupId, Device};
 pub use pins::{CloseError, OpenError};
 pub use probe::{Unsupported, probe};

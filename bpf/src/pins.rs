@@ -36,7 +36,15 @@ pub(crate) const DEVICES: &str = "devices";
 pub(crate) const MEMBERS: &str = "members";
 pub(crate) const LOST_ANYWHERE: &str = "lost_anywhere";
 pub(crate) const ATTENTION: &str = "attention";
-const MAPS: [&str; 5] = [SANDBOXES, DEVICES, MEMBERS, LOST_ANYWHERE, ATTENTION];
+pub(crate) const SPARED: &str = "spared";
+const MAPS: [&str; 6] = [
+    SANDBOXES,
+    DEVICES,
+    MEMBERS,
+    LOST_ANYWHERE,
+    ATTENTION,
+    SPARED,
+];
 
 /// Each program has the name of its tracepoint.
 const TRACEPOINTS: [&str; 4] = [

@@ -13,7 +13,7 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
-use crate::counters::{Counters, Effects, Member, MemberWords, add};
+use crate::counters::{Counters, Effects, Member, MemberWords, Spared, SparedWords, add};
 use crate::ids::{CgroupId, Device};
 use crate::pins::{self, CloseError, OpenError, Pins};
 use crate::refusal::one_line;
@@ -81,6 +81,7 @@ pub struct Tracer {
     members: HashMap<MapData, u64, MemberWords>,
     lost: Array<MapData, u64>,
     attention: Array<MapData, u64>,
+    spared: HashMap<MapData, u64, SparedWords>,
     /// What `members` holds.
     watched: BTreeMap<CgroupId, Member>,
 }
@@ -116,6 +117,7 @@ impl Tracer {
             members: typed(&pins, pins::MEMBERS)?,
             lost: typed(&pins, pins::LOST_ANYWHERE)?,
             attention: typed(&pins, pins::ATTENTION)?,
+            spared: typed(&pins, pins::SPARED)?,
             watched: BTreeMap::new(),
             pins,
         };
@@ -193,7 +195,8 @@ impl Tracer {
         };
         // In this order: what is left by a death halfway, recall() completes.
         let removed = absent_is_fine(self.members.remove(&cgroup.0))
-            .and_then(|()| absent_is_fine(self.sandboxes.remove(&cgroup.0)));
+            .and_then(|()| absent_is_fine(self.sandboxes.remove(&cgroup.0)))
+            .and_then(|()| absent_is_fine(self.spared.remove(&cgroup.0)));
         self.release(&member.devices.into_iter().collect());
         removed.map(|()| true).map_err(|source| WatchError::Map {
             verb: "remove the counters",
@@ -218,12 +221,19 @@ impl Tracer {
     }
 
     /// Counts completed system calls too ([`Effects::calls`]), in every sandbox, from
-    /// now on and for so long. It costs each call on the host a look at the clock, and
-    /// each of a sandbox's another count. One that an earlier tracer began goes on.
+    /// now on and for so long; but not those of the processes that are `spared` in
+    /// `cgroup`. It costs each call on the host a look at the clock, and each of a
+    /// sandbox's another count. One that an earlier tracer began goes on.
     ///
     /// # Errors
-    /// When the map refuses.
-    pub fn attend(&mut self, duration: Duration) -> Result<(), AttendError> {
+    /// When a map refuses.
+    pub fn attend(
+        &mut self,
+        cgroup: CgroupId,
+        spared: &Spared,
+        duration: Duration,
+    ) -> Result<(), AttendError> {
+        self.spared.insert(cgroup.0, spared.to_words(), 0)?;
         let until = now(ClockId::Monotonic) + duration.as_nanos() as u64;
         if self.attention.get(&0, 0)? < until {
             self.attention.set(0, until, 0)?;
@@ -334,6 +344,12 @@ impl Tracer {
         }
         for cgroup in half_done {
             absent_is_fine(self.sandboxes.remove(&cgroup))?;
+        }
+        let spared: Vec<u64> = self.spared.keys().collect::<Result<_, _>>()?;
+        for cgroup in spared {
+            if !self.watched.contains_key(&CgroupId(cgroup)) {
+                absent_is_fine(self.spared.remove(&cgroup))?;
+            }
         }
         // The other way round (members without counters) has no meaning.
         let sandboxes = &self.sandboxes;

@@ -11,7 +11,7 @@ use crab_api::tracer::{
 use crab_api::tracer_ttrpc::Tracer;
 use crab_api::ttrpc::r#async::TtrpcContext;
 use crab_api::ttrpc::{self, Code};
-use crab_bpf::{CgroupId, Device};
+use crab_bpf::{CgroupId, Device, Spared};
 
 use crate::state::{Counted, Refusal, State};
 
@@ -63,6 +63,10 @@ impl Tracer for Service {
             .effects(
                 &request.sandbox,
                 Duration::from_millis(request.count_calls_ms.into()),
+                &Spared {
+                    pid_namespace: request.spared_pid_namespace,
+                    pids: request.spared_pids,
+                },
             )
             .map(answer)
             .map_err(status)

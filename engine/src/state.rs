@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crab_bpf::{
-    AttendError, CgroupId, Device, Effects, EffectsError, OpenError, Tracer, WatchError,
+    AttendError, CgroupId, Device, Effects, EffectsError, OpenError, Spared, Tracer, WatchError,
 };
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -141,17 +141,22 @@ impl State {
         }
     }
 
-    /// `calls`: for how long the sandbox's system calls are counted, too.
-    pub(crate) fn effects(&mut self, sandbox: &str, calls: Duration) -> Result<Counted, Refusal> {
+    /// `calls`: for how long system calls are counted, too, but those of `spared`.
+    pub(crate) fn effects(
+        &mut self,
+        sandbox: &str,
+        calls: Duration,
+        spared: &Spared,
+    ) -> Result<Counted, Refusal> {
         self.registry.used(Instant::now());
         let tracer = self.counting.tracer()?;
-        if calls > Duration::ZERO {
-            tracer.attend(calls.min(ATTENTION))?;
-        }
         let cgroup = self
             .registry
             .cgroup(sandbox)
             .ok_or_else(|| Refusal::Unknown(sandbox.to_owned()))?;
+        if calls > Duration::ZERO {
+            tracer.attend(cgroup, spared, calls.min(ATTENTION))?;
+        }
         self.counting.read(cgroup)
     }
 

@@ -18,6 +18,10 @@ use crab_api::ttrpc::{self, Code, context};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
+/// After how many idle seconds a crabd exits where one shall: more than may pass between
+/// its start and the first call on a machine that is busy with other tests.
+const IDLE: u64 = 3;
+
 /// A run directory, a watched tmpfs, a cgroup, and the crabds started there.
 struct Host {
     directory: tempfile::TempDir,
@@ -286,7 +290,7 @@ fn an_inherited_watch_that_nobody_renews_ends() {
     Client::new(&host).watch(&host.request(me())).unwrap();
     host.signal(crabd, Signal::KILL);
     host.ends(crabd);
-    let crabd = host.start(1);
+    let crabd = host.start(IDLE);
     assert!(host.ends(crabd).success());
     assert!(!host.pinned());
 }
@@ -348,10 +352,10 @@ fn of_many_started_at_once_one_serves() {
 #[test]
 fn idle_it_unpins_everything_and_exits() {
     let Some(mut host) = Host::new() else { return };
-    let crabd = host.start(1);
+    let crabd = host.start(IDLE);
     let client = Client::new(&host);
     client.watch(&host.request(me())).unwrap();
-    sleep(Duration::from_secs(2));
+    sleep(Duration::from_secs(IDLE + 2));
     assert_eq!(client.status().sandboxes, 1);
     client.unwatch("test/one").unwrap();
     assert!(host.ends(crabd).success());

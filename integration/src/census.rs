@@ -34,6 +34,12 @@ const SOCKETS: &str = "/run/containerd/s";
 /// namespaces, and Crab's own.
 const SHARED: [&str; 6] = ["default", "moby", "docker", "crab", "sandboxes", "staging"];
 
+/// How long containerd and the runtimes may take to clean up.
+const CLEAN_UP: Duration = Duration::from_secs(20);
+/// How long a shim may stay after everything else of its container: less than one waits
+/// for answers and events that will never go out.
+const SHIM_ENDS: Duration = Duration::from_secs(5);
+
 /// Mounts, cgroups, processes and directories of containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
@@ -104,16 +110,24 @@ impl Census {
         left
     }
 
-    /// Waits until nothing is left of what came after this census, for less than a shim
-    /// lingers that does not find its own end; the daemon
-    /// `crabd` and what all containers share may stay.
+    /// Waits until nothing is left of what came after this census; the daemon `crabd`
+    /// and what all containers share may stay. A shim that is all that is left has to
+    /// find its own end before it gives up waiting for it.
     pub fn wait_for_nothing_left(&self) -> Result<()> {
+        let shim = format!("process {} ", processes::SHIM);
+        let is_of_a_shim = |line: &String| line.starts_with(&shim) || line.starts_with("socket ");
+        self.wait_for_none(CLEAN_UP, |line| !is_of_a_shim(line))?;
+        self.wait_for_none(SHIM_ENDS, |_| true)
+    }
+
+    /// The same for some of it.
+    fn wait_for_none(&self, limit: Duration, some: impl Fn(&String) -> bool) -> Result<()> {
         let mut left = Vec::new();
-        let waited = poll("nothing is left", Duration::from_secs(5), || {
+        let waited = poll("nothing is left", limit, || {
             left = Self::take()?.since(self);
             left.retain(|line| {
                 let name = line.rsplit('/').next().unwrap_or_default();
-                !line.starts_with("process crabd ") && !SHARED.contains(&name)
+                !line.starts_with("process crabd ") && !SHARED.contains(&name) && some(line)
             });
             Ok(left.is_empty().then_some(()))
         });

@@ -3,7 +3,20 @@
 //! A server in a sandbox that counts its requests in memory, and only there: what
 //! it answers tells which process image it runs from.
 
-use anyhow::{Context, Result, ensure};
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::{
+        fd::AsFd,
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixStream},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::{
     command::Running,
@@ -17,9 +30,21 @@ pub const SERVER: &str = include_str!("counter/server.py");
 /// answered with the count.
 pub const ASK: &str = include_str!("counter/ask.py");
 
+/// How long it may take to answer, frozen for an image meanwhile.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// Asks, and keeps the answer in a file as well.
-const ASK_AND_KEEP: &str =
-    "set -e; n=$(python3 -B /root/ask.py counter count); echo $n >/root/count; echo $n";
+const ASK_AND_KEEP: &str = "set -e; n=$(ask counter count); echo $n >/root/count; echo $n";
+
+/// A shell script that puts the server at `/root/server.py` and who asks it at
+/// `/bin/ask`, into a sandbox of the larger image.
+pub fn install() -> String {
+    format!(
+        "cat >/root/server.py <<'END'\n{SERVER}END\n\
+         cat >/bin/ask <<'END'\n{ASK}END\n\
+         chmod +x /bin/ask"
+    )
+}
 
 /// Such a server, whose answers are also in a file.
 #[derive(Debug)]
@@ -33,10 +58,10 @@ impl<'a> Counter<'a> {
     /// of the larger image.
     pub fn start(crab: &'a Crab, sandbox: &'a Sandbox, mib: u32) -> Result<Self> {
         let script = format!(
-            "cat >/root/counter.py <<'END'\n{SERVER}END\n\
-             cat >/root/ask.py <<'END'\n{ASK}END\n\
-             setsid python3 -B /root/counter.py counter {mib} </dev/null >/dev/null 2>&1 &\n\
-             python3 -B /root/ask.py counter hello"
+            "{}\n\
+             setsid python3 -B /root/server.py counter {mib} </dev/null >/dev/null 2>&1 &\n\
+             ask counter hello",
+            install()
         );
         let (said, turn) = crab.turn(sandbox, &["bash", "-c", &script])?;
         said.ok().context("start the server")?;
@@ -49,8 +74,7 @@ impl<'a> Counter<'a> {
         let (said, turn) = self
             .crab
             .turn(self.sandbox, &["bash", "-c", ASK_AND_KEEP])?;
-        let answer = said.text()?.parse().context("the server's answer")?;
-        Ok((answer, turn))
+        Ok((answer(&said.text()?)?, turn))
     }
 
     /// Asks it once, and waits for nothing: its checkpoint may be under way, or
@@ -66,4 +90,54 @@ impl<'a> Counter<'a> {
         let text = self.sandbox.sh_ok("cat /root/count")?;
         text.parse().context("the server's answer in its file")
     }
+
+    /// A way to ask it that is no turn.
+    pub fn from_outside(&self) -> Result<Outside> {
+        let path = format!("/proc/{}/ns/net", self.sandbox.pid()?);
+        let network = File::open(&path).with_context(|| format!("open {path}"))?;
+        Ok(Outside { network })
+    }
+}
+
+/// Who asks a [`Counter`] from the host, through the network namespace of the sandbox.
+#[derive(Debug)]
+pub struct Outside {
+    network: File,
+}
+
+/// A request that is on its way.
+#[derive(Debug)]
+pub struct Asked(UnixStream);
+
+impl Outside {
+    /// Asks it once; done when the request is with the sandbox, be that frozen or not.
+    pub fn ask(&self) -> Result<Asked> {
+        // By a thread of its own, as it stays in that namespace.
+        let connect = || -> Result<Asked> {
+            move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))
+                .context("enter the network namespace")?;
+            let server = SocketAddr::from_abstract_name("counter")?;
+            let mut stream = UnixStream::connect_addr(&server).context("reach the server")?;
+            stream.write_all(b"count")?;
+            Ok(Asked(stream))
+        };
+        thread::scope(|scope| scope.spawn(connect).join())
+            .map_err(|_| anyhow!("who asks from outside has panicked"))?
+    }
+}
+
+impl Asked {
+    /// Waits for the answer.
+    pub fn answer(mut self) -> Result<u64> {
+        self.0.set_read_timeout(Some(LIMIT))?;
+        let mut text = String::new();
+        self.0
+            .read_to_string(&mut text)
+            .context("hear the server")?;
+        answer(&text)
+    }
+}
+
+fn answer(text: &str) -> Result<u64> {
+    text.trim().parse().context("the server's answer")
 }

@@ -40,4 +40,4 @@ pub use events::{Event, Events};
 pub use sandbox::{ExecOptions, Sandbox, State, sleeper};
 pub use swap::Swapped;
 pub use terminal::Terminal;
-pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, poll, skip};
+pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, catch, poll, skip};

@@ -16,6 +16,8 @@ use crate::testbed::poll;
 pub const SHIM: &str = "containerd-shim-crab-v1";
 /// The name of Crab's daemon.
 pub const CRABD: &str = "crabd";
+/// Where its program is, for tests that replace it.
+pub const CRABD_PATH: &str = "/usr/local/bin/crabd";
 
 /// Every process that has not ended, with its command line.
 pub fn all() -> Vec<(u32, Vec<String>)> {

@@ -145,6 +145,18 @@ pub fn skip(why: &str) -> Result<()> {
     Ok(())
 }
 
+/// Waits for something that lasts for some milliseconds only.
+pub fn catch(what: &str, limit: Duration, mut is_now: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !is_now() {
+        if Instant::now() > deadline {
+            bail!("{what} was not seen within {limit:?}");
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+    Ok(())
+}
+
 /// Asks until there is an answer; `what` names it when there is none in time.
 pub fn poll<T>(
     what: &str,

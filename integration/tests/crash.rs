@@ -7,19 +7,17 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use crab_integration::{
     BUSYBOX, Census, Client, Counter, Crab, DEBIAN, ExecOptions, RunOptions, Sandbox, State,
-    Swapped, Testbed, Turn, forget_fifos, poll, processes,
+    Swapped, Testbed, Turn, catch, forget_fifos, poll, processes, sleeper,
 };
 use crab_store::Class;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const CRABD: &str = "/usr/local/bin/crabd";
 
 /// Where its checkpoints are.
 fn packs(sandbox: &Sandbox) -> PathBuf {
@@ -28,18 +26,6 @@ fn packs(sandbox: &Sandbox) -> PathBuf {
 
 fn entries(dir: &Path) -> usize {
     fs::read_dir(dir).map_or(0, Iterator::count)
-}
-
-/// Waits for something that lasts for some milliseconds only.
-fn catch(what: &str, mut is_now: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !is_now() {
-        if Instant::now() > deadline {
-            bail!("{what} was not seen within {LIMIT:?}");
-        }
-        thread::sleep(Duration::from_micros(100));
-    }
-    Ok(())
 }
 
 fn changed(turn: &Turn) -> Vec<&str> {
@@ -134,7 +120,7 @@ fn a_crabd_killed_in_the_middle_of_a_checkpoint_costs_no_change() -> Result<()> 
     let counter = Counter::start(&crab, &sandbox, 64)?;
     let last = crab.last_turn(&sandbox)?;
     let exec = counter.ask_only()?;
-    catch("a process image", || sandbox.staging().exists())?;
+    catch("a process image", LIMIT, || sandbox.staging().exists())?;
     processes::kill_crabd()?;
     exec.wait()?.ok()?;
     let turn = crab.wait_for_turn_after(&sandbox, last)?;
@@ -156,12 +142,12 @@ fn without_any_crabd_turns_are_unobserved_and_right() -> Result<()> {
     let crab = testbed.crab();
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
     let in_docker = testbed.docker().run(DEBIAN, RunOptions::new())?;
-    let hidden = Swapped::hidden(CRABD)?;
+    let hidden = Swapped::hidden(processes::CRABD_PATH)?;
     processes::kill_crabd()?;
     // One that never knew any.
     let started_without = testbed.ctr().run(DEBIAN, RunOptions::new())?;
     for sandbox in [&sandbox, &in_docker, &started_without] {
-        let unobserved = |class, script| -> Result<()> {
+        let unobserved = |class, script: &str| -> Result<()> {
             let turn = crab.turn_of(sandbox, class, script)?;
             let why = turn.record.unobserved.context("it was observed")?;
             ensure!(why.contains("crabd"), "{why}");
@@ -172,18 +158,13 @@ fn without_any_crabd_turns_are_unobserved_and_right() -> Result<()> {
         unobserved(Class::Files, "echo 1 >/root/f")?;
         unobserved(Class::None, "cat /root/f; echo x >/root/x; rm /root/x")?;
         unobserved(Class::Files, "echo 2 >/dev/shm/f")?;
-        unobserved(
-            Class::Processes,
-            // At rest before the turn ends: then the next one sees no progress.
-            "setsid tail -f /dev/null </dev/null >/dev/null 2>&1 & \
-             until [ \"$(cut -d ' ' -f 2,3 /proc/$!/stat)\" = '(tail) S' ]; do sleep 0.02; done",
-        )?;
+        // At rest before the turn ends, and for good: it makes no progress of its own.
+        unobserved(Class::Processes, &sleeper(1000))?;
         // With nobody to say that it only woke from the freeze, it counts as changed.
         unobserved(Class::Processes, "ls /")?;
         unobserved(
             Class::Full,
-            "pkill -x tail; while ps -o stat= -C tail | grep -qv Z; do sleep 0.02; done; \
-             rm /root/f",
+            "pkill -f '[s]leep 1000'; while pgrep -f '[s]leep 1000'; do :; done; rm /root/f",
         )?;
         let note = crab.ps_of(sandbox)?.note.context("no note")?;
         assert!(note.contains("unobserved"), "{note}");
@@ -258,7 +239,7 @@ fn kill_shim_in_a_checkpoint(client: Client, crab: &Crab, moment: &Moment) -> Re
     let shim = sandbox.shim()?;
     let packs_before = entries(&packs(&sandbox));
     let exec = counter.ask_only()?;
-    catch(what, || is_now(&sandbox, packs_before))?;
+    catch(what, LIMIT, || is_now(&sandbox, packs_before))?;
     processes::kill(shim)?;
     processes::wait_gone(shim, LIMIT)?;
     // Whatever became of it.
@@ -307,10 +288,14 @@ fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
     let last = crab.last_turn(&sandbox)?;
     let inside = sandbox.processes()?;
     let exec = counter.ask_only()?;
-    catch("a dump", || {
-        sandbox.staging().join("pages-1.img").exists() && !dumper.at_work().is_empty()
+    let mut at_work = Vec::new();
+    catch("a dump", LIMIT, || {
+        if sandbox.staging().join("pages-1.img").exists() {
+            at_work = dumper.at_work();
+        }
+        !at_work.is_empty()
     })?;
-    for pid in dumper.at_work() {
+    for pid in at_work {
         processes::kill(pid)?;
     }
     exec.wait()?.ok()?;

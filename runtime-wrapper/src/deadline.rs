@@ -22,6 +22,19 @@ use crate::stat::Stat;
 /// How long killed processes may take to be gone and reaped.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
+/// Waits until nobody is left in a process group, or its [`Deadline`] has killed it.
+///
+/// A CRIU whose runtime was killed is let finish: killed while it has its code in a
+/// process of the container, it may take that one with it.
+pub(crate) fn await_group(leader: u32) {
+    let Some(group) = Pid::from_raw(leader as i32) else {
+        return;
+    };
+    while test_kill_process_group(group).is_ok() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Ends what a failed child has left of its process group, and waits until it is
 /// gone. A CRIU that outlives its runtime would go on with the container, and at last
 /// freeze it again, as it found it, when everybody else takes it for thawed.

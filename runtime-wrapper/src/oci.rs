@@ -3,8 +3,8 @@
 //! options (crun does, but for the log's format).
 //!
 //! Every call blocks until the program has ended; callers run it off the async
-//! runtime. The reason of a failure is what the runtime itself wrote as its last
-//! error (`--log-format json`), the one place where its text is read.
+//! runtime. The reason of a failure is what the runtime itself logged as errors
+//! (`--log-format json`).
 
 use std::{
     fs, io,
@@ -14,6 +14,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -43,7 +44,7 @@ pub enum OciError {
         verb: &'static str,
         /// Its exit code.
         status: u32,
-        /// Its own last error.
+        /// Its own errors.
         reason: String,
     },
     /// The program succeeded, but left no pid.
@@ -136,6 +137,58 @@ impl CheckpointOptions {
     }
 }
 
+/// What the log of a call is named, with what tells it from the others.
+pub(crate) const LOG_PREFIX: &str = "runtime-log-";
+
+/// One call's log: several may run at once. Removed with it.
+struct Log(PathBuf);
+
+impl Log {
+    fn new(bundle: &Path) -> Self {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{LOG_PREFIX}{}-{call}", std::process::id());
+        Self(bundle.join(name))
+    }
+
+    fn empty(&self) {
+        // Mostly it is not there.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.empty();
+    }
+}
+
+/// A call of the runtime that is about to be made.
+struct Call {
+    verb: &'static str,
+    command: Command,
+    log: Log,
+}
+
+impl Call {
+    fn failed(&self, status: u32, stderr: &[u8]) -> OciError {
+        let reason = logged_errors(&self.log.0)
+            .or_else(|| {
+                let text = String::from_utf8_lossy(stderr);
+                text.lines()
+                    .rev()
+                    .find(|l| !l.trim().is_empty())
+                    .map(str::to_string)
+            })
+            .unwrap_or_else(|| "it gave no reason".into());
+        OciError::Failed {
+            verb: self.verb,
+            status,
+            reason: without_verb(&reason, self.verb).to_string(),
+        }
+    }
+}
+
 /// One container as the runtime knows it.
 #[derive(Clone)]
 pub struct Runtime {
@@ -145,7 +198,7 @@ pub struct Runtime {
     pub root: PathBuf,
     /// The container's id.
     pub id: String,
-    /// The bundle, where also the runtime's log is.
+    /// The bundle, where also the runtime's logs are.
     pub bundle: PathBuf,
     /// Let systemd make the cgroup (`--systemd-cgroup`).
     pub systemd_cgroup: bool,
@@ -158,17 +211,14 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    fn log_path(&self) -> PathBuf {
-        self.bundle.join("log.json")
-    }
-
-    fn command(&self, verb: &'static str) -> Command {
+    fn call(&self, verb: &'static str) -> Call {
+        let log = Log::new(&self.bundle);
         let mut command = Command::new(&self.program);
         command
             .arg("--root")
             .arg(&self.root)
             .arg("--log")
-            .arg(self.log_path())
+            .arg(&log.0)
             .args(["--log-format", "json"]);
         if self.systemd_cgroup {
             command.arg("--systemd-cgroup");
@@ -178,7 +228,7 @@ impl Runtime {
             command.env("PATH", path_with(dir));
         }
         command.arg(verb).current_dir(&self.bundle);
-        command
+        Call { verb, command, log }
     }
 
     fn spawn_error(&self, source: io::Error) -> OciError {
@@ -188,45 +238,21 @@ impl Runtime {
         }
     }
 
-    fn failed(&self, verb: &'static str, status: u32, stderr: &[u8]) -> OciError {
-        let reason = logged_errors(&self.log_path())
-            .or_else(|| {
-                let text = String::from_utf8_lossy(stderr);
-                text.lines()
-                    .rev()
-                    .find(|l| !l.trim().is_empty())
-                    .map(str::to_string)
-            })
-            .unwrap_or_else(|| "it gave no reason".into());
-        OciError::Failed {
-            verb,
-            status,
-            reason: without_verb(&reason, verb).to_string(),
-        }
-    }
-
     /// Runs a verb whose output does not matter.
-    fn run(&self, verb: &'static str, command: Command) -> Result<(), OciError> {
-        self.run_within(verb, command, None)
+    fn run(&self, call: Call) -> Result<(), OciError> {
+        self.run_within(call, None)
     }
 
-    fn run_within(
-        &self,
-        verb: &'static str,
-        mut command: Command,
-        limit: Option<Limit>,
-    ) -> Result<(), OciError> {
-        // The log is per call: the last error in it is this call's.
-        let _ = fs::remove_file(self.log_path());
-        command.stdout(Stdio::null());
+    fn run_within(&self, mut call: Call, limit: Option<Limit>) -> Result<(), OciError> {
+        call.command.stdout(Stdio::null());
         let (status, stderr) = self
             .reaper
-            .output(&mut command, limit)
+            .output(&mut call.command, limit)
             .map_err(|source| self.spawn_error(source))?;
         if status == 0 {
             Ok(())
         } else {
-            Err(self.failed(verb, status, &stderr))
+            Err(call.failed(status, &stderr))
         }
     }
 
@@ -236,31 +262,31 @@ impl Runtime {
     /// [`was_not_sealed`].
     fn launch(
         &self,
-        verb: &'static str,
-        mut command: Command,
+        mut call: Call,
         pid_file: &Path,
         stdio: Stdio3,
         limit: Option<Limit>,
     ) -> Result<i32, OciError> {
         let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
-        command
+        call.command
             .stdin(of(stdio.stdin))
             .stdout(of(stdio.stdout))
             .stderr(of(stdio.stderr));
         if limit.is_some() {
-            command.process_group(0);
+            call.command.process_group(0);
         }
+        let verb = call.verb;
         let mut tries = 1;
-        while let Err(error) = self.launch_once(verb, &mut command, limit) {
+        while let Err(error) = self.launch_once(&mut call, limit) {
             if tries == SEAL_TRIES || !was_not_sealed(&error) {
                 return Err(error);
             }
             tracing::warn!(verb, tries, %error, "the runtime runs again");
             tries += 1;
         }
-        // Ours of the container's ends are in `command`; the pipes must not
-        // stay open here, or their end would never be seen.
-        drop(command);
+        // Ours of the container's ends are in it; the pipes must not stay open
+        // here, or their end would never be seen.
+        drop(call);
         let pid = fs::read_to_string(pid_file).and_then(|text| {
             text.trim()
                 .parse()
@@ -273,16 +299,11 @@ impl Runtime {
         })
     }
 
-    fn launch_once(
-        &self,
-        verb: &'static str,
-        command: &mut Command,
-        limit: Option<Limit>,
-    ) -> Result<(), OciError> {
-        let _ = fs::remove_file(self.log_path());
+    fn launch_once(&self, call: &mut Call, limit: Option<Limit>) -> Result<(), OciError> {
+        call.log.empty();
         let (child, exit) = self
             .reaper
-            .spawn(command)
+            .spawn(&mut call.command)
             .map_err(|source| self.spawn_error(source))?;
         let deadline = limit.map(|limit| Deadline::of(child.id(), limit));
         let exit = exit
@@ -293,7 +314,7 @@ impl Runtime {
             if limit.is_some() {
                 end_group(child.id());
             }
-            return Err(self.failed(verb, exit.status, b""));
+            return Err(call.failed(exit.status, b""));
         }
         Ok(())
     }
@@ -308,7 +329,8 @@ impl Runtime {
     /// When the runtime cannot be run, or refuses.
     pub fn create(&self, console: Option<&Path>, stdio: Stdio3) -> Result<i32, OciError> {
         let pid_file = self.pid_file("init");
-        let mut command = self.command("create");
+        let mut call = self.call("create");
+        let command = &mut call.command;
         command.arg("--bundle").arg(&self.bundle);
         command.arg("--pid-file").arg(&pid_file);
         if let Some(socket) = console {
@@ -318,7 +340,7 @@ impl Runtime {
             command.arg("--no-pivot");
         }
         command.arg(&self.id);
-        self.launch("create", command, &pid_file, stdio, None)
+        self.launch(call, &pid_file, stdio, None)
     }
 
     /// `start`: the container's program begins.
@@ -326,9 +348,10 @@ impl Runtime {
     /// # Errors
     /// When the runtime refuses.
     pub fn start(&self) -> Result<(), OciError> {
-        let mut command = self.command("start");
+        let mut call = self.call("start");
+        let command = &mut call.command;
         command.arg(&self.id);
-        self.run("start", command)
+        self.run(call)
     }
 
     /// `exec`: a further process, described by an OCI process specification.
@@ -343,14 +366,15 @@ impl Runtime {
         stdio: Stdio3,
     ) -> Result<i32, OciError> {
         let pid_file = self.pid_file(&format!("exec-{exec_id}"));
-        let mut command = self.command("exec");
+        let mut call = self.call("exec");
+        let command = &mut call.command;
         command.arg("--process").arg(process);
         command.arg("--pid-file").arg(&pid_file);
         if let Some(socket) = console {
             command.arg("--console-socket").arg(socket);
         }
         command.arg("--detach").arg(&self.id);
-        let pid = self.launch("exec", command, &pid_file, stdio, None);
+        let pid = self.launch(call, &pid_file, stdio, None);
         let _ = fs::remove_file(&pid_file);
         pid
     }
@@ -361,9 +385,10 @@ impl Runtime {
     /// # Errors
     /// When the runtime refuses.
     pub fn delete(&self) -> Result<(), OciError> {
-        let mut command = self.command("delete");
+        let mut call = self.call("delete");
+        let command = &mut call.command;
         command.arg("--force").arg(&self.id);
-        self.run("delete", command)
+        self.run(call)
     }
 
     /// `update`: new resource limits, as an OCI `linux.resources` object.
@@ -371,9 +396,10 @@ impl Runtime {
     /// # Errors
     /// When the runtime refuses.
     pub fn update(&self, resources: &Path) -> Result<(), OciError> {
-        let mut command = self.command("update");
+        let mut call = self.call("update");
+        let command = &mut call.command;
         command.arg("--resources").arg(resources).arg(&self.id);
-        self.run("update", command)
+        self.run(call)
     }
 
     /// `checkpoint`: a process image by CRIU.
@@ -386,7 +412,8 @@ impl Runtime {
         paths: &ImagePaths,
         options: &CheckpointOptions,
     ) -> Result<(), OciError> {
-        let mut command = self.command("checkpoint");
+        let mut call = self.call("checkpoint");
+        let command = &mut call.command;
         command.arg("--image-path").arg(&paths.images);
         command.arg("--work-path").arg(&paths.work);
         if options.leave_running {
@@ -398,7 +425,7 @@ impl Runtime {
         if let Some(init) = init.ok().and_then(|pid| pid.trim().parse().ok()) {
             limit = limit.or_end_of(init);
         }
-        self.run_within("checkpoint", command, Some(limit))
+        self.run_within(call, Some(limit))
     }
 
     /// `restore`: a container's processes from an image, running. `inherited` are
@@ -415,8 +442,9 @@ impl Runtime {
         inherited: Vec<OwnedFd>,
     ) -> Result<i32, OciError> {
         let pid_file = self.pid_file("init");
-        let mut command = self.command("restore");
-        inherit(&mut command, inherited);
+        let mut call = self.call("restore");
+        let command = &mut call.command;
+        inherit(command, inherited);
         command.arg("--bundle").arg(&self.bundle);
         command.arg("--pid-file").arg(&pid_file);
         command.arg("--image-path").arg(&paths.images);
@@ -429,13 +457,7 @@ impl Runtime {
             command.arg("--no-pivot");
         }
         command.args(options.arguments()).arg(&self.id);
-        self.launch(
-            "restore",
-            command,
-            &pid_file,
-            stdio,
-            Some(Limit::after(CRIU_LIMIT)),
-        )
+        self.launch(call, &pid_file, stdio, Some(Limit::after(CRIU_LIMIT)))
     }
 }
 
@@ -443,13 +465,13 @@ impl Runtime {
 /// kernel.
 const SEAL_TRIES: u32 = 5;
 
-/// Before it is anywhere near the container, a runtime copies its own program into a
-/// memfd and seals that against writing (CVE-2019-5736). The kernel refuses the seal with
+/// Before it enters any namespace of the container, a runtime copies its own program into
+/// a memfd and seals that against writing (CVE-2019-5736). The kernel refuses the seal with
 /// EBUSY while anything else has a reference on one of the copy's pages
-/// (`memfd_wait_for_pins`), be it for its own housekeeping: seen with Linux 6.18 in one
-/// of some thousand calls. Nothing has happened yet then, and the runtime just says so:
-/// to begin again is as safe as to begin. What it printed about that on its stderr has
-/// reached the client's by then: it is the container's, too.
+/// (`memfd_wait_for_pins`), be it its own reclaim: seen with Linux 6.18 and DAMON in one of
+/// some thousand calls. Nothing of the container has run then, and the runtime has undone
+/// its preparations: to begin again is as safe as to begin. What it printed about that on
+/// its stderr has reached the client's by then: it is the container's, too.
 fn was_not_sealed(error: &OciError) -> bool {
     let OciError::Failed { reason, .. } = error else {
         return false;

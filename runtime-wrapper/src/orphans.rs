@@ -11,7 +11,9 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -19,7 +21,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::stat::Stat;
+use crate::{oci::LOG_PREFIX, stat::Stat};
 
 /// A process of the host.
 struct Found {
@@ -41,9 +43,15 @@ impl Found {
         })
     }
 
-    fn has_word(&self, word: &Path) -> bool {
-        let word = word.as_os_str().as_encoded_bytes();
-        self.command_line.split(|b| *b == 0).any(|w| w == word)
+    /// It writes a log of the runtime's in this bundle.
+    fn works_on(&self, bundle: &Path) -> bool {
+        let is_log = |word: &[u8]| {
+            let path = Path::new(OsStr::from_bytes(word));
+            let name = path.file_name().map(OsStrExt::as_bytes);
+            path.parent() == Some(bundle)
+                && name.is_some_and(|name| name.starts_with(LOG_PREFIX.as_bytes()))
+        };
+        self.command_line.split(|b| *b == 0).any(is_log)
     }
 
     /// `criu: dump --rpc -t 185 -D /run/crab/staging/default/c1`
@@ -56,9 +64,9 @@ impl Found {
     }
 }
 
-/// The runtime's calls that write this log, and each CRIU that they run or that works
+/// The runtime's calls that work on this bundle, and each CRIU that they run or that works
 /// below one of these directories.
-fn find(log: &Path, images: &[PathBuf]) -> Vec<i32> {
+fn find(bundle: &Path, images: &[PathBuf]) -> Vec<i32> {
     let own = std::process::id() as i32;
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all: Vec<Found> = names
@@ -66,7 +74,7 @@ fn find(log: &Path, images: &[PathBuf]) -> Vec<i32> {
         .filter(|pid| *pid != own)
         .filter_map(Found::of)
         .collect();
-    let calls = || all.iter().filter(|found| found.has_word(log));
+    let calls = || all.iter().filter(|found| found.works_on(bundle));
     let groups: BTreeSet<i32> = calls().map(|found| found.group).collect();
     let criu = all.iter().filter(|found| {
         found.comm == "criu" && (groups.contains(&found.group) || found.works_in(images))
@@ -75,10 +83,10 @@ fn find(log: &Path, images: &[PathBuf]) -> Vec<i32> {
 }
 
 /// Ends them and returns when they are gone; false if they are not after `limit`.
-pub fn end(log: &Path, images: &[PathBuf], limit: Duration) -> bool {
+pub fn end(bundle: &Path, images: &[PathBuf], limit: Duration) -> bool {
     let start = Instant::now();
     loop {
-        let found = find(log, images);
+        let found = find(bundle, images);
         if found.is_empty() {
             return true;
         }
@@ -101,19 +109,20 @@ mod tests {
     #[test]
     fn the_calls_of_one_container_are_ended_and_no_others() {
         let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join("log.json");
+        let log = |name: &str| dir.path().join(name).join(format!("{LOG_PREFIX}1-2"));
         let sleeper = |log: &Path| {
             let mut command = Command::new("sh");
             command.args(["-c", "while :; do sleep 0.01; done", "runc", "--log"]);
             command.arg(log).spawn().unwrap()
         };
-        let mut ours = sleeper(&log);
-        let mut other = sleeper(&dir.path().join("log.json2"));
-        while find(&log, &[]).is_empty() {
+        let mut ours = sleeper(&log("c1"));
+        let mut other = sleeper(&log("c10"));
+        let bundle = dir.path().join("c1");
+        while find(&bundle, &[]).is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(find(&log, &[]), [ours.id() as i32]);
-        assert!(end(&log, &[], Duration::from_secs(20)));
+        assert_eq!(find(&bundle, &[]), [ours.id() as i32]);
+        assert!(end(&bundle, &[], Duration::from_secs(20)));
         assert!(!ours.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none(), "it lives");
         other.kill().unwrap();

@@ -23,7 +23,7 @@ use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
 pub use crate::deadline::Limit;
-use crate::deadline::{Deadline, end_group};
+use crate::deadline::{Deadline, await_group, end_group};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -169,8 +169,8 @@ impl Reaper {
 
     /// Runs a command to its end with what it prints, blocking this thread.
     /// Its exit code is 128 plus the signal's number if one killed it. With a
-    /// limit, it and what it started are killed when the limit is over, and when it
-    /// fails nothing that it started is left.
+    /// limit, it and what it started are killed when the limit is over. When it fails,
+    /// what it started may finish within the limit, and nothing of it is left.
     ///
     /// # Errors
     /// When the command cannot be started or its output not be read.
@@ -192,9 +192,14 @@ impl Reaper {
         let exit = exit
             .blocking_recv()
             .map_err(|_| io::Error::other("the reaper is gone"))?;
-        drop(deadline);
-        if limit.is_some() && exit.status != 0 {
-            end_group(child.id());
+        if let Some(deadline) = deadline {
+            if exit.status != 0 {
+                await_group(child.id());
+            }
+            drop(deadline);
+            if exit.status != 0 {
+                end_group(child.id());
+            }
         }
         Ok((exit.status, text))
     }

@@ -53,16 +53,26 @@ fn every_exit_reaches_whoever_asked_before_or_after() {
         9
     );
 
-    // A failed command leaves nothing behind, if it has a limit.
-    let script = format!(
-        "sleep 30 2>/dev/null & echo $! > {}; exit 1",
+    // What a failed command has left may finish within its limit, and no longer.
+    let done = dir.path().join("done");
+    let finishes = format!(
+        "(exec 2>/dev/null; sleep 0.2; touch {}) & kill -9 $$",
+        done.display()
+    );
+    let limit = Some(Limit::after(Duration::from_secs(60)));
+    let (status, _) = reaper
+        .output(Command::new("sh").args(["-c", &finishes]), limit)
+        .unwrap();
+    assert_eq!(status, 137);
+    assert!(done.exists(), "it was not let finish");
+
+    let stays = format!(
+        "sleep 600 2>/dev/null & echo $! > {}; exit 1",
         pid_file.display()
     );
+    let limit = Some(Limit::after(Duration::from_millis(200)));
     let (status, _) = reaper
-        .output(
-            Command::new("sh").args(["-c", &script]),
-            Some(Limit::after(Duration::from_secs(20))),
-        )
+        .output(Command::new("sh").args(["-c", &stays]), limit)
         .unwrap();
     assert_eq!(status, 1);
     let left = std::fs::read_to_string(&pid_file).unwrap();

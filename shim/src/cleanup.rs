@@ -43,7 +43,7 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         image_dirs.extend(staging_dirs(&config, &id));
     }
     // First: what they find frozen, they freeze again.
-    if !orphans::end(&bundle.join("log.json"), &image_dirs, CALLS_LIMIT) {
+    if !orphans::end(&bundle, &image_dirs, CALLS_LIMIT) {
         eprintln!("containerd-shim-crab-v1: a call of the runtime does not end");
     }
     let init: Option<i32> = note("init.pid").and_then(|text| text.trim().parse().ok());

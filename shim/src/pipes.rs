@@ -38,8 +38,8 @@ pub(crate) struct SharedPipe {
     output: bool,
 }
 
-fn pipes_of(process: &str) -> impl Iterator<Item = (i32, u64)> + use<> {
-    descriptors(&Path::new("/proc").join(process), "pipe")
+fn pipes_of(process: &Path) -> impl Iterator<Item = (i32, u64)> + use<> {
+    descriptors(process, "pipe")
 }
 
 /// Whether one of this process's own descriptors reads.
@@ -55,16 +55,16 @@ fn reads(number: i32) -> bool {
 
 /// The pipes that processes of a container share with this shim.
 pub(crate) fn shared_with(set: &Set, init: i32) -> Vec<SharedPipe> {
-    let stdio: BTreeSet<u64> = pipes_of(&init.to_string())
+    let stdio: BTreeSet<u64> = pipes_of(Path::new(&format!("/proc/{init}")))
         .filter(|(number, _)| *number <= 2)
         .map(|(_, inode)| inode)
         .collect();
-    let ours: BTreeMap<u64, i32> = pipes_of("self")
+    let ours: BTreeMap<u64, i32> = pipes_of(Path::new("/proc/self"))
         .map(|(number, inode)| (inode, number))
         .collect();
     let theirs: BTreeSet<u64> = set
         .iter()
-        .flat_map(|process| pipes_of(&process.pid.to_string()))
+        .flat_map(|process| pipes_of(&process.dir()))
         .map(|(_, inode)| inode)
         .filter(|inode| !stdio.contains(inode))
         .collect();

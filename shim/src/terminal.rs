@@ -88,36 +88,81 @@ impl ConsoleSocket {
     }
 
     /// The master that the runtime has sent; the runtime has ended already, so
-    /// nothing is waited for.
+    /// nothing is waited for. One that had to run twice has called twice, and the first
+    /// time hung up.
     pub(crate) fn receive(self) -> Result<OwnedFd> {
-        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
         self.listener.set_nonblocking(true)?;
-        let (stream, _) = self
-            .listener
-            .accept()
-            .context("the runtime sent no terminal")?;
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut name = [0; 256];
-        recvmsg(
-            &stream,
-            &mut [io::IoSliceMut::new(&mut name)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-        .context("receive the terminal")?;
-        control
-            .drain()
-            .find_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-                _ => None,
-            })
-            .context("the runtime's message holds no terminal")
+        loop {
+            let (stream, _) = self
+                .listener
+                .accept()
+                .context("the runtime sent no terminal")?;
+            if let Some(master) = descriptor_from(&stream)? {
+                return Ok(master);
+            }
+        }
     }
+}
+
+/// The descriptor that a message holds, if there is a message and it holds one.
+fn descriptor_from(stream: &std::os::unix::net::UnixStream) -> Result<Option<OwnedFd>> {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut name = [0; 256];
+    recvmsg(
+        stream,
+        &mut [io::IoSliceMut::new(&mut name)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )
+    .context("receive the terminal")?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    }))
 }
 
 impl Drop for ConsoleSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::IoSlice, os::fd::AsFd, os::unix::net::UnixStream};
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_hung_up_is_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console");
+        let socket = ConsoleSocket::listen(&path).unwrap();
+        drop(UnixStream::connect(&path).unwrap());
+        let stream = UnixStream::connect(&path).unwrap();
+        let (_, sent) = rustix::pipe::pipe().unwrap();
+        let fds = [sent.as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(
+            &stream,
+            &[IoSlice::new(b"/dev/pts/0")],
+            &mut control,
+            SendFlags::empty(),
+        )
+        .unwrap();
+        drop(stream);
+        let got = socket.receive().unwrap();
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        assert_eq!(inode(&got), inode(&sent));
+
+        let socket = ConsoleSocket::listen(&path).unwrap();
+        drop(UnixStream::connect(&path).unwrap());
+        assert!(socket.receive().is_err(), "nobody sends one");
     }
 }

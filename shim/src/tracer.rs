@@ -43,6 +43,15 @@ pub(crate) struct Watched {
     pub(crate) devices: Vec<u64>,
 }
 
+/// The wish to know whether a sandbox's processes go on.
+pub(crate) struct Attention {
+    pub(crate) duration: Duration,
+    /// Those whose doings do not matter, by their ids in the innermost pid namespace that
+    /// they are in, and its inode number.
+    pub(crate) spared: Vec<u32>,
+    pub(crate) pid_namespace: u32,
+}
+
 /// The link to crabd.
 pub(crate) struct Tracer {
     host: Arc<Host>,
@@ -75,15 +84,15 @@ impl Tracer {
     pub(crate) async fn watch(&self, watched: Watched) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
         link.watched = Some(watched);
-        self.renew(&mut link).await
+        let (_, effects) = self.renew(&mut link).await?;
+        Ok(effects)
     }
 
-    /// The counters now. From then on and for so long as `count_calls`, [`Effects::calls`]
-    /// counts.
-    pub(crate) async fn effects(&self, count_calls: Duration) -> Result<Effects, String> {
+    /// The counters now; with attention, [`Effects::calls`] counts from then on.
+    pub(crate) async fn effects(&self, attention: Option<&Attention>) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
-        if link.client.is_some() {
-            match self.ask(&mut link, count_calls).await {
+        if let Some(client) = &link.client {
+            match self.ask(client, attention).await {
                 Err(CallError::Refused(error)) => {
                     tracing::debug!(%error, "crabd does not know us; asking again");
                     link.client = None;
@@ -92,24 +101,29 @@ impl Tracer {
             }
         }
         // Gone, or another one that knows nothing of us yet.
-        let effects = self.renew(&mut link).await?;
-        if count_calls.is_zero() {
+        let (client, effects) = self.renew(&mut link).await?;
+        if attention.is_none() {
             return Ok(effects);
         }
-        let answer = self.ask(&mut link, count_calls).await;
+        let answer = self.ask(&client, attention).await;
         answer.map_err(|error| link.failure(error))
     }
 
-    async fn ask(&self, link: &mut Link, count_calls: Duration) -> Result<Effects, CallError> {
-        let request = EffectsRequest {
+    async fn ask(
+        &self,
+        client: &TracerClient,
+        attention: Option<&Attention>,
+    ) -> Result<Effects, CallError> {
+        let mut request = EffectsRequest {
             sandbox: self.sandbox.clone(),
-            count_calls_ms: count_calls.as_millis() as u32,
             ..Default::default()
         };
-        match &link.client {
-            Some(client) => within(client.effects(Call::default(), &request)).await,
-            None => Err(CallError::Silent),
+        if let Some(attention) = attention {
+            request.count_calls_ms = attention.duration.as_millis() as u32;
+            request.spared_pid_namespace = attention.pid_namespace;
+            request.spared_pids = attention.spared.clone();
         }
+        within(client.effects(Call::default(), &request)).await
     }
 
     /// Ends the watch.
@@ -126,7 +140,7 @@ impl Tracer {
         }
     }
 
-    async fn renew(&self, link: &mut Link) -> Result<Effects, String> {
+    async fn renew(&self, link: &mut Link) -> Result<(TracerClient, Effects), String> {
         let Some(watched) = link.watched.clone() else {
             return Err("the sandbox is not watched yet".into());
         };
@@ -144,8 +158,8 @@ impl Tracer {
         };
         let answer = within(client.watch(Call::default(), &request)).await;
         let effects = answer.map_err(|error| link.failure(error))?;
-        link.client = Some(client);
-        Ok(effects)
+        link.client = Some(client.clone());
+        Ok((client, effects))
     }
 
     async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {

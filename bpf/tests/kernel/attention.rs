@@ -73,11 +73,18 @@ fn a_task_that_only_wakes_completes_no_call() {
         waits_in(pid, numbers);
         assert_eq!(world.effects().calls, 0, "{name}: nobody wants to know");
 
-        world.tracer().attend(LONG).unwrap();
+        world.attend(LONG, &[]);
         for _ in 0..20 {
+            let before = threads(pid, "schedstat");
             world.cgroup.freeze(true);
             world.cgroup.freeze(false);
             waits_in(pid, numbers);
+            let after = threads(pid, "schedstat");
+            let woke = before
+                .iter()
+                .zip(&after)
+                .all(|(before, after)| before != after);
+            assert!(woke, "{name} did not wake: {before:?}, {after:?}");
         }
         assert_eq!(world.effects().calls, 0, "{name} only woke");
 
@@ -101,8 +108,8 @@ fn attention_ends_and_a_longer_one_is_not_cut_short() {
     let directory = world.tmpfs.path().to_path_buf();
     let calls = |world: &mut World| world.run("write", Seat::Inside, &directory).calls;
     assert_eq!(calls(&mut world), 0);
-    world.tracer().attend(LONG).unwrap();
-    world.tracer().attend(Duration::ZERO).unwrap();
+    world.attend(LONG, &[]);
+    world.attend(Duration::ZERO, &[]);
     world.tracer().relax().unwrap();
     assert!(calls(&mut world) > 0);
     drop(world.tracer.take());
@@ -113,6 +120,37 @@ fn attention_ends_and_a_longer_one_is_not_cut_short() {
     let Some(mut world) = World::new() else {
         return;
     };
-    world.tracer().attend(Duration::ZERO).unwrap();
+    world.attend(Duration::ZERO, &[]);
     assert_eq!(calls(&mut world), 0);
+}
+
+#[test]
+fn the_calls_of_spared_processes_do_not_count() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let directory = world.tmpfs.path().to_path_buf();
+    let mut agent = world.start("accept", Seat::Inside, &directory);
+    agent.go_on();
+    let pid = world.pid(&agent);
+    let numbers = [libc::SYS_accept, libc::SYS_accept4];
+    waits_in(pid, &numbers);
+    let act = || {
+        let mut stream = UnixStream::connect(directory.join("socket")).unwrap();
+        stream.write_all(b"x").unwrap();
+        drop(stream);
+        std::thread::sleep(Duration::from_millis(5));
+        waits_in(pid, &numbers);
+    };
+    world.attend(LONG, &[1, pid]);
+    act();
+    assert_eq!(world.effects().calls, 0, "it is spared");
+    assert!(
+        world.run("write", Seat::Inside, &directory).calls > 0,
+        "others are not"
+    );
+    let counted = world.effects().calls;
+    world.attend(LONG, &[pid + 1]);
+    act();
+    assert!(world.effects().calls > counted, "no longer");
 }

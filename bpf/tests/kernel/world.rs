@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crab_bpf::{CgroupId, Device, Effects, OpenError, Tracer, Unsupported, probe};
+use crab_bpf::{CgroupId, Device, Effects, OpenError, Spared, Tracer, Unsupported, probe};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::agent;
@@ -71,6 +71,17 @@ impl World {
 
     pub(crate) fn tracer(&mut self) -> &mut Tracer {
         self.tracer.as_mut().unwrap()
+    }
+
+    /// Has completed calls counted, but those of these processes.
+    pub(crate) fn attend(&mut self, duration: Duration, spared: &[u32]) {
+        let namespace = fs::metadata("/proc/self/ns/pid").unwrap().ino();
+        let spared = Spared {
+            pid_namespace: namespace as u32,
+            pids: spared.to_vec(),
+        };
+        let cgroup = self.cgroup.id();
+        self.tracer().attend(cgroup, &spared, duration).unwrap();
     }
 
     pub(crate) fn effects(&self) -> Effects {
@@ -272,7 +283,9 @@ impl Cgroup {
         fs::write(self.0.join("cgroup.freeze"), word).unwrap();
         let wanted = format!("frozen {word}");
         let events = || fs::read_to_string(self.0.join("cgroup.events")).unwrap();
+        let start = Instant::now();
         while !events().contains(&wanted) {
+            assert!(start.elapsed() < Duration::from_secs(20), "never {wanted}");
             sleep(Duration::from_millis(1));
         }
     }

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -B
 # SPDX-License-Identifier: Apache-2.0
 #
 # Asks the counting server. Arguments: its name, and words for it, of which it passes

@@ -15,8 +15,7 @@ print("ready", flush=True)
 count = 0
 while True:
     client, _ = server.accept()
-    words = client.recv(64).decode().split()
-    for word in words:
+    for word in client.recv(64).decode().split():
         if word == "count":
             count += 1
         elif word == "print":
@@ -28,7 +27,5 @@ while True:
             mapped[0] = (mapped[0] + 1) % 256
         elif word == "write":
             open("/root/written", "a").write("x")
-    # One that only looked for it is gone.
-    if words:
-        client.sendall(b"%d\n" % count)
+    client.sendall(b"%d\n" % count)
     client.close()

@@ -10,8 +10,6 @@ use crab_store::Class;
 
 use crate::{lines_of_turns, lives, mounted::Mounted};
 
-const CRABD: &str = "/usr/local/bin/crabd";
-
 /// Ends crabd and what it has pinned: as on a host where it never ran.
 fn forget_crabd() -> Result<()> {
     if processes::crabd().is_some() {
@@ -54,7 +52,10 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
     let _alone = testbed.alone();
     // Those of before know a good one.
     let old = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
-    let crabd = Swapped::with(CRABD, "#!/bin/sh\necho broken >&2\nexit 3\n")?;
+    let crabd = Swapped::with(
+        processes::CRABD_PATH,
+        "#!/bin/sh\necho broken >&2\nexit 3\n",
+    )?;
     forget_crabd()?;
     unobserved_and_right(&testbed, &old, &["crabd ended with 3", "see its log"])?;
     drop(crabd);
@@ -69,7 +70,7 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
 
     // Where programs cannot be pinned.
     let another = testbed.docker().run(BUSYBOX, RunOptions::new())?;
-    let crabd = Swapped::wrapped(CRABD, |real| {
+    let crabd = Swapped::wrapped(processes::CRABD_PATH, |real| {
         let real = real.display();
         format!("#!/bin/bash\nexec -a crabd {real} --pin-dir /proc/crab \"$@\"\n")
     })?;

@@ -6,7 +6,9 @@
 use std::fs;
 
 use anyhow::{Context, Result, bail};
-use crab_integration::{Client, DEBIAN, RunOptions, Sandbox, Testbed, Tool, poll};
+use crab_integration::{
+    Client, Counter, DEBIAN, RunOptions, Sandbox, Testbed, Tool, catch, poll, processes, sleeper,
+};
 use crab_store::Class;
 
 use crate::LIMIT;
@@ -47,17 +49,81 @@ fn what_comes_from_outside_belongs_to_the_next_turn() -> Result<()> {
 }
 
 #[test]
+fn a_request_that_comes_while_it_is_frozen_is_not_lost() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        let counter = Counter::start(&crab, &sandbox, 48)?;
+        let outside = counter.from_outside()?;
+        let image = |file| sandbox.staging().join(file).exists();
+        let mut in_time = 0;
+        let mut rounds = 1..=50;
+        while in_time < 5 {
+            let round = rounds.next().context("every request came too late")?;
+            let last = crab.last_turn(&sandbox)?;
+            let exec = counter.ask_only()?;
+            catch("an image of the memory", LIMIT, || image("pages-1.img"))?;
+            let asked = outside.ask()?;
+            // It is the last file of an image: until then it is being taken, and the
+            // server waits frozen with its request before it.
+            let frozen = !image("inventory.img") && image("pages-1.img");
+            in_time += u32::from(frozen);
+            exec.wait()?.ok()?;
+            assert_eq!(asked.answer()?, 2 * round, "{}", client.name());
+            let taken = crab.wait_for_turn_after(&sandbox, last)?;
+            assert!(taken.is_whole(), "{taken:?}");
+            crab.turn_of(&sandbox, Class::Processes, "true")
+                .with_context(|| format!("round {round}, {frozen} ({})", client.name()))?;
+            crab.turn_of(&sandbox, Class::None, "true")?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_init_that_wakes_now_and_then_changes_nothing_beside_a_server() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let options = RunOptions::without_bytecode;
+    for (client, options) in [
+        (testbed.docker(), options().flags(["--init"])),
+        (testbed.ctr(), options().args(["tail", "-f", "/dev/null"])),
+    ] {
+        let sandbox = client.run(DEBIAN, options)?;
+        let counter = Counter::start(&crab, &sandbox, 1)?;
+        assert_eq!(counter.ask()?.0, 1);
+        crab.turn(&sandbox, &["true"])?.0.ok()?;
+        let path = format!("/proc/{}/schedstat", sandbox.pid()?);
+        for round in 1..=10 {
+            let before = fs::read(&path)?;
+            // Both look around once a second.
+            poll("its init has woken", LIMIT, || {
+                Ok((fs::read(&path)? != before).then_some(()))
+            })?;
+            crab.turn_of(&sandbox, Class::None, "true")
+                .with_context(|| format!("turn {round} ({})", client.name()))?;
+        }
+        assert_eq!(counter.ask()?.0, 2);
+    }
+    Ok(())
+}
+
+#[test]
 fn what_runs_between_turns_belongs_to_the_next() -> Result<()> {
     let testbed = Testbed::here()?;
     let crab = testbed.crab();
     for client in testbed.clients() {
         let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
-        // It ends by itself, with no turn.
-        crab.turn_of(
-            &sandbox,
-            Class::Processes,
-            "setsid sleep 0.3 </dev/null >/dev/null 2>&1 &",
-        )?;
+        // It ends with no turn, and not before its own has been looked at, however long
+        // that takes.
+        crab.turn_of(&sandbox, Class::Processes, &sleeper(1000))?;
+        let init = sandbox.pid()?;
+        for pid in sandbox.processes()? {
+            if pid != init {
+                processes::kill(pid)?;
+            }
+        }
         poll("it has ended", LIMIT, || {
             Ok((sandbox.processes()?.len() == 1).then_some(()))
         })?;

@@ -4,27 +4,10 @@
 //! when it is told to and idles otherwise, and processes that only sleep.
 
 use anyhow::Result;
-use crab_integration::{
-    Crab, DEBIAN, RunOptions, Sandbox, Testbed,
-    counter::{ASK, SERVER},
-};
+use crab_integration::{DEBIAN, RunOptions, Testbed, counter};
 use crab_store::Class;
 
 use crate::cases::{Case, case, run_all};
-
-/// The server and `ask`, and what the server holds from its first request on: a file, a
-/// shared mapping and its directory.
-fn prepare_server(crab: &Crab, sandbox: &Sandbox) -> Result<()> {
-    crab.turn_of(
-        sandbox,
-        Class::Files,
-        &format!(
-            "cat >/root/server.py <<'E'\n{SERVER}E\ncat >/bin/ask <<'E'\n{ASK}E\n\
-             chmod +x /bin/ask; echo held >/root/held; echo mapped >/root/mapped; mkdir /root/cwd"
-        ),
-    )?;
-    Ok(())
-}
 
 const PROCESSES: &[Case] = &[
     case(
@@ -162,7 +145,14 @@ fn what_processes_do_is_told_from_what_files_do() -> Result<()> {
     let crab = testbed.crab();
     for client in testbed.clients() {
         let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
-        prepare_server(&crab, &sandbox)?;
+        // With what it holds from its first request on: a file, a shared mapping and its
+        // directory.
+        let held = "echo held >/root/held; echo mapped >/root/mapped; mkdir /root/cwd";
+        crab.turn_of(
+            &sandbox,
+            Class::Files,
+            &format!("{}; {held}", counter::install()),
+        )?;
         run_all(&crab, &sandbox, PROCESSES)?;
     }
     Ok(())

@@ -126,7 +126,9 @@ fn a_process_without_its_first_thread_is_seen() -> Result<()> {
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
     compile(&sandbox, "headless", HEADLESS, "-pthread")?;
     sandbox.sh_ok("mkfifo /root/fifo; echo 0 >/root/map")?;
-    let waits = "until grep -qs '^0 ' /proc/$(pgrep -x headless)/task/*/syscall; do :; done";
+    // The first thread has ended, and the second is in read.
+    let waits = "until p=/proc/$(pgrep -x headless); grep -qs '^State:.Z' $p/status && \
+                 grep -qs '^0 ' $p/task/*/syscall; do :; done";
     let turn = crab.turn_of(
         &sandbox,
         Class::Processes,
@@ -137,8 +139,8 @@ fn a_process_without_its_first_thread_is_seen() -> Result<()> {
     crab.turn_of(&sandbox, Class::None, "true")?;
     let counts = format!("printf c >/root/fifo; {waits}");
     crab.turn_of(&sandbox, Class::Processes, &counts)?;
-    let stores = "printf s >/root/fifo; until grep -q 1 /root/map; do :; done";
-    crab.turn_of(&sandbox, Class::Full, stores)?;
+    let stores = format!("printf s >/root/fifo; until grep -q 1 /root/map; do :; done; {waits}");
+    crab.turn_of(&sandbox, Class::Full, &stores)?;
     crab.turn_of(&sandbox, Class::None, "true")?;
     Ok(())
 }

@@ -68,6 +68,7 @@ fn events_come_in_order_and_once() -> Result<()> {
 #[test]
 fn an_end_while_containerd_is_away_is_told_when_it_is_back() -> Result<()> {
     let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
     let ctr = testbed.ctr();
     let before = Census::take()?;
     let sandbox = ctr.run(BUSYBOX, RunOptions::new())?;

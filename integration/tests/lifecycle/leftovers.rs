@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    BUSYBOX, Census, Counter, DEBIAN, RunOptions, Testbed, forget_fifos, poll, processes, sleeper,
+    BUSYBOX, Census, Counter, DEBIAN, RunOptions, Sandbox, Testbed, forget_fifos, poll, processes,
+    sleeper,
 };
 use crab_store::Class;
 
@@ -24,7 +25,7 @@ fn containers_that_come_and_go_leave_nothing() -> Result<()> {
         for round in 0..20 {
             if round % 4 == 0 {
                 let sandbox = client.run(BUSYBOX, RunOptions::new())?;
-                sandbox.sh_ok("echo x >/root/x; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")?;
+                sandbox.sh_ok(&format!("echo x >/root/x; {}", sleeper(1000)))?;
             } else {
                 let said = client.run_rm(BUSYBOX, shell("echo x >/root/x; exit 3"))?;
                 assert_eq!(said.status, 3, "{}", said.stderr);
@@ -71,6 +72,12 @@ fn a_killed_shim_is_cleaned_up_after_and_its_history_stays() -> Result<()> {
     before.wait_for_nothing_left()
 }
 
+fn timed_removal(sandbox: Sandbox) -> Result<Duration> {
+    let start = Instant::now();
+    sandbox.remove()?;
+    Ok(start.elapsed())
+}
+
 #[test]
 fn a_container_in_the_middle_of_a_checkpoint_is_removed_at_once() -> Result<()> {
     let testbed = Testbed::here()?;
@@ -80,6 +87,8 @@ fn a_container_in_the_middle_of_a_checkpoint_is_removed_at_once() -> Result<()> 
         // to die, and waits for them.
         for pause in [0, 3, 10, 25, 50, 90] {
             let before = Census::take()?;
+            // What it takes on this machine, as busy as it is.
+            let idle = timed_removal(client.run(DEBIAN, RunOptions::new())?)?;
             let sandbox = client.run(DEBIAN, RunOptions::new())?;
             let counter = Counter::start(&crab, &sandbox, 16)?;
             let _exec = counter.ask_only()?;
@@ -88,12 +97,11 @@ fn a_container_in_the_middle_of_a_checkpoint_is_removed_at_once() -> Result<()> 
                 Ok(images.exists().then_some(()))
             })?;
             thread::sleep(Duration::from_millis(pause));
-            let start = Instant::now();
-            sandbox.remove()?;
-            let took = start.elapsed();
+            let took = timed_removal(sandbox)?;
+            // Less than anybody waits who waits for an end that does not come.
             ensure!(
-                took < Duration::from_secs(4),
-                "{} took {took:?} ({pause} ms into a dump)",
+                took < Duration::from_secs(4).max(idle * 10),
+                "{} took {took:?} ({pause} ms into a dump), and {idle:?} with nothing to do",
                 client.name()
             );
             before.wait_for_nothing_left()?;

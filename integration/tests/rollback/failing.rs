@@ -63,6 +63,7 @@ impl Drop for Saboteur {
 #[test]
 fn a_restore_that_fails_half_way_leaves_the_sandbox_as_it_was() -> Result<()> {
     let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
     let crab = testbed.crab();
     let events = testbed.events()?;
     let criu = Saboteur::of_restores()?;
@@ -98,6 +99,7 @@ fn a_restore_that_fails_half_way_leaves_the_sandbox_as_it_was() -> Result<()> {
 #[test]
 fn where_there_is_no_way_back_it_is_said_and_restore_helps() -> Result<()> {
     let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
     let crab = testbed.crab();
     let events = testbed.events()?;
     let criu = Saboteur::of_restores()?;
@@ -123,6 +125,7 @@ fn where_there_is_no_way_back_it_is_said_and_restore_helps() -> Result<()> {
 #[test]
 fn an_init_that_cannot_be_started_again_leaves_the_sandbox_as_it_was() -> Result<()> {
     let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
     let crab = testbed.crab();
     let events = testbed.events()?;
     let runc = Saboteur::replace("/usr/sbin/runc", "/run/runc-fails", "create")?;

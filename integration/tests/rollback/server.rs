@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use crab_integration::{
     Crab, RunOptions, Sandbox,
-    counter::{ASK, SERVER},
+    counter::{self, ASK, SERVER},
 };
 use crab_store::Class;
 
@@ -30,9 +30,10 @@ pub(crate) fn ask_as_turn(crab: &Crab, sandbox: &Sandbox, class: Class) -> Resul
 /// Starts it, as one turn, with a log.
 pub(crate) fn start_server(crab: &Crab, sandbox: &Sandbox) -> Result<()> {
     let script = format!(
-        "cat >/root/server.py <<'E'\n{SERVER}E\n\
+        "{}\n\
          setsid python3 /root/server.py server </dev/null >/root/log 2>&1 &\n\
-         while ! grep -q ready /root/log; do sleep 0.01; done"
+         while ! grep -q ready /root/log; do sleep 0.01; done",
+        counter::install()
     );
     let turn = crab.turn_of(sandbox, Class::Full, &script)?;
     ensure!(turn.record.degraded.is_none(), "{turn:?}");

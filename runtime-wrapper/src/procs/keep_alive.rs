@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rule for inits that only hold their container open.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
-use super::Process;
+use super::{Process, read::read_process};
+use crate::cgroup::{Cgroup, CgroupError};
 
 /// An init that only holds its container open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +24,19 @@ impl KeepAlive {
         })
     }
 
+    /// The processes of a cgroup that only hold the container open, by their ids in the
+    /// innermost pid namespace that they are in.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn inner_pids(&self, cgroup: &Cgroup) -> Result<Vec<u32>, CgroupError> {
+        let all = cgroup.processes()?.into_iter().filter_map(read_process);
+        Ok(all
+            .filter(|process| self.covers(process))
+            .filter_map(|process| inner_pid(&process.dir()))
+            .collect())
+    }
+
     /// Whether this process is the init, still running what it was started
     /// with, or the command that a `tini` runs for it.
     pub(super) fn covers(&self, process: &Process) -> bool {
@@ -32,6 +46,15 @@ impl KeepAlive {
         }
         process.parent == self.init && wrapped(&self.args).is_some_and(same)
     }
+}
+
+/// The last of the ids in `NSpid` (proc_pid_status(5)).
+fn inner_pid(dir: &Path) -> Option<u32> {
+    let status = fs::read_to_string(dir.join("status")).ok()?;
+    let ids = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    ids.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 /// The command that a minimal init runs: `tini -- sleep infinity`.

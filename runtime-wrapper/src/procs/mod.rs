@@ -5,7 +5,7 @@
 //! unchanged if none of its threads has been on a CPU since, or waits for one: the kernel
 //! counts run time and time slices per thread (`/proc/<pid>/task/<tid>/schedstat`).
 //! Freezing and dumping wake every thread for a moment; [`Set::settle`] waits
-//! until each is back in the very system call, with the same arguments, stack
+//! until each is back in its system call, with the same arguments, stack
 //! and program counter (`/proc/<pid>/task/<tid>/syscall`), in which it was
 //! before, and takes the counters from there. That none has answered a request on the
 //! way is for the caller to know: no time that it ran tells, because a host takes its
@@ -43,11 +43,17 @@ struct Thread {
     state: char,
 }
 
+/// What `/proc/<pid>/syscall` begins with for a thread that is blocked, but in no call.
+const NO_CALL: &str = "-1";
+/// And for one that is not blocked.
+const RUNNING: &str = "running";
+
 impl Thread {
-    /// It sleeps and can be interrupted, so that no system call of it is half done; or
-    /// it has ended, as the first thread of a process that goes on.
+    /// It sleeps in a system call and can be interrupted, so that none is half done; or
+    /// it has ended, as the first thread of a process that goes on. One that waits for a
+    /// page is in no system call, and goes on without completing one.
     fn rests(&self) -> bool {
-        matches!(self.state, 'S' | 'Z')
+        self.state == 'Z' || (self.state == 'S' && !self.place.starts_with(NO_CALL))
     }
 
     /// Whether it has done nothing since, and nothing is under way. One that was woken
@@ -80,6 +86,23 @@ pub struct Process {
 /// restore.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Places(Vec<String>);
+
+impl Places {
+    /// Whether they are the same, but for the calls' numbers: a sleep or a poll that was
+    /// interrupted goes on as `restart_syscall` with all the rest as before.
+    fn are(&self, others: &Self) -> bool {
+        let rest = |place: &String| match place.split_once(' ') {
+            Some((number, rest)) if number != NO_CALL => rest.to_string(),
+            _ => place.clone(),
+        };
+        let sorted = |places: &Self| {
+            let mut rests: Vec<String> = places.0.iter().map(rest).collect();
+            rests.sort_unstable();
+            rests
+        };
+        sorted(self) == sorted(others)
+    }
+}
 
 /// The processes of a sandbox that matter: all but zombies and a keep-alive
 /// init.
@@ -193,8 +216,8 @@ impl Set {
     }
 
     /// After a freeze or a restore: the set as soon as every thread is blocked in
-    /// the `places` of before, or none if they are not within `limit`; then the
-    /// next comparison must take them for changed.
+    /// the `places` of before; none if they are not within `limit`, or cannot be any more
+    /// because something `went_on`. Then the next comparison must take them for changed.
     ///
     /// # Errors
     /// When the cgroup is gone.
@@ -203,20 +226,32 @@ impl Set {
         keep_alive: Option<&KeepAlive>,
         places: &Places,
         limit: Duration,
+        mut went_on: impl FnMut() -> bool,
     ) -> Result<Option<Self>, CgroupError> {
+        // A CPU was its place, and will be again, but nobody knows with what in mind.
+        if places.0.iter().any(|place| place == RUNNING) {
+            return Ok(None);
+        }
         let start = Instant::now();
+        let mut asked = start;
         let mut last: Option<Self> = None;
         loop {
             let now = Self::of(cgroup, keep_alive)?;
             // Twice the same: a thread on its way into the call has the call's
             // number already, but is not yet off the CPU.
-            let at_rest = now.places() == *places;
+            let at_rest = now.places().are(places);
             if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
-                return Ok(Some(now));
+                return Ok((!went_on()).then_some(now));
             }
             if start.elapsed() > limit {
                 tracing::info!("processes have not gone back to where they were");
                 return Ok(None);
+            }
+            if asked.elapsed() > ASK {
+                if went_on() {
+                    return Ok(None);
+                }
+                asked = Instant::now();
             }
             last = at_rest.then_some(now);
             thread::sleep(Duration::from_micros(300));
@@ -224,9 +259,12 @@ impl Set {
     }
 }
 
+/// How often it is asked whether processes that do not settle went on.
+const ASK: Duration = Duration::from_millis(10);
+
 impl Process {
-    /// Where it is seen in `/proc`.
-    fn dir(&self) -> PathBuf {
+    /// Where its memory and its descriptors are seen in `/proc`.
+    pub fn dir(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}", self.seat))
     }
 
@@ -242,5 +280,23 @@ impl Process {
                     .get(tid)
                     .is_some_and(|earlier| thread.stood_still_since(earlier))
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_call_is_the_one_that_was_interrupted() {
+        let places = |all: &[&str]| Places(all.iter().map(ToString::to_string).collect());
+        let before = places(&["230 0x0 0x1 0x7ffc 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
+        let restarted = places(&["0 0x3 0x2 0x7ffd 0x7f02", "219 0x0 0x1 0x7ffc 0x7f01"]);
+        assert!(restarted.are(&before));
+        assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01", RUNNING]).are(&before));
+        assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01"]).are(&before));
+        let in_no_call = places(&["-1 0x7ffc 0x7f01"]);
+        assert!(in_no_call.are(&in_no_call));
+        assert!(!in_no_call.are(&places(&["7 0x7ffc 0x7f01"])));
     }
 }

@@ -94,20 +94,20 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = busy.id() as i32;
-        let blocked = || {
+        // In its read, and off the CPU: its counters stand still.
+        let rests = || {
             let process = read_process(pid).unwrap();
-            process.threads.values().all(|t| t.place.starts_with("0 "))
+            thread::sleep(Duration::from_millis(5));
+            let in_read = process.threads.values().all(|t| t.place.starts_with("0 "));
+            in_read && read_process(pid).unwrap().rests_since(&process)
         };
-        while !blocked() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        thread::sleep(Duration::from_millis(20));
+        while !rests() {}
         let before = read_process(pid).unwrap();
         let again = read_process(pid).unwrap();
         assert!(again.rests_since(&before));
         use std::io::Write;
         busy.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
-        thread::sleep(Duration::from_millis(20));
+        // At once: it has run, or it waits for a CPU.
         assert!(!read_process(pid).unwrap().rests_since(&before));
         busy.kill().unwrap();
         busy.wait().unwrap();

@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use crab_api::tracer::Effects;
 use crab_runtime::{
     criu::Criu,
     procs::{Places, Set},
@@ -12,8 +11,9 @@ use crab_runtime::{
 use crab_store::{Class, Cost};
 
 use super::{
-    Capture, SETTLE, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries, files_only,
-    micros,
+    Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries,
+    evidence::Epoch,
+    files_only, micros,
     take::{Look, held},
     unobserved,
 };
@@ -23,15 +23,9 @@ use crate::{
     still::Still,
 };
 
-/// For how long the system calls of a thawed sandbox are counted: until its threads are
-/// back where they were, or it is given up.
-const ATTENTION: Duration = Duration::from_secs(3);
-
-/// The counters of a frozen sandbox, with its system calls counted from then on.
-struct Epoch {
-    effects: Effects,
-    asked: Instant,
-}
+/// How long thawed threads may take to be back where they were, while nothing goes on:
+/// until each has had a CPU for a moment.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// How far the process half has got.
 #[derive(Default)]
@@ -53,15 +47,23 @@ impl Capture {
     }
 
     pub(super) fn take_frozen(&mut self, mut look: Look) -> Result<Taken> {
+        // Asked only of a crabd that answered just now: it must not keep the sandbox
+        // frozen.
+        let watched = look.epoch.is_some();
+        let needs_image = |look: &Look| matches!(look.half, ProcessHalf::Image(_));
+        let mut running = None;
+        if watched && !needs_image(&look) {
+            running = self.epoch();
+        }
         // One set tells what ran and where all are blocked: a run between two sets
         // would be in neither.
         let set = self.processes()?;
         let places = set.places();
-        if !matches!(look.half, ProcessHalf::Image(_)) {
+        if !needs_image(&look) {
             look.half = self.half(&set);
         }
         let mut half = Half::default();
-        if matches!(look.half, ProcessHalf::Image(_)) {
+        if needs_image(&look) {
             // Whatever makes an image impossible is found before the freeze.
             self.prepare(&mut half);
         }
@@ -71,28 +73,36 @@ impl Capture {
         let limit = self.container.host.config.runtime.freeze_timeout();
         let frozen = self.cgroup.freeze(limit)?;
         let stopped = self.processes()?;
-        let moved = stopped.since(&set);
-        if moved.started + moved.ended > 0 && !matches!(look.half, ProcessHalf::Image(_)) {
-            look.half = self.half(&stopped);
-        }
-        // Asked only of a crabd that answered just now: it must not keep the sandbox
-        // frozen.
-        let asked = look.epoch.is_some();
-        let mut epoch = asked.then(|| self.epoch()).flatten();
+        let mut epoch = None;
         let mut scans = None;
-        if !matches!(look.half, ProcessHalf::Image(_)) {
+        if !needs_image(&look) {
+            if watched {
+                epoch = self.effects().ok();
+            }
+            let moved = stopped.since(&set);
+            let rested = match (&running, &epoch) {
+                (Some(running), Some(now)) => running.still_at(now),
+                _ => false,
+            };
+            if moved.started + moved.ended > 0 {
+                look.half = self.half(&stopped);
+            } else if !stopped.is_empty() && !rested {
+                look.half = ProcessHalf::Image("processes that went on until the freeze".into());
+            }
+        }
+        if !needs_image(&look) {
             let found = self.scan(&stopped, look.reread)?;
             match self.held_change(&found, &stopped) {
                 Some(in_use) => look.half = held(&in_use),
                 None => scans = Some(found),
             }
         }
-        if matches!(look.half, ProcessHalf::Image(_)) {
+        if needs_image(&look) {
             self.prepare(&mut half);
             self.image(&mut half, &stopped, &places);
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
-            epoch = asked.then(|| self.epoch()).flatten();
+            epoch = watched.then(|| self.effects().ok()).flatten();
         }
         let scans = match scans {
             Some(scans) => scans,
@@ -102,11 +112,15 @@ impl Capture {
         let changed = self.changed_paths(&scans);
         let roots = self.stage(scans)?;
         let last = self.processes()?;
+        let mut thawed = None;
+        if watched && !last.is_empty() {
+            thawed = self.epoch();
+        }
         let frozen_us = micros(frozen.thaw()?);
         drop(still);
         let capture_us = micros(capture.elapsed());
-        self.record(&look.half, last, &places, epoch.as_ref())?;
-        self.base = epoch.map(|epoch| epoch.effects);
+        self.record(&look.half, last, &places, thawed.as_ref())?;
+        self.base = epoch;
         let class = decide::class(count > 0, &look.half);
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
@@ -148,31 +162,6 @@ impl Capture {
         }
     }
 
-    fn epoch(&self) -> Option<Epoch> {
-        let asked = Instant::now();
-        let answer = self.tracer.effects(ATTENTION);
-        let effects = self.async_runtime.block_on(answer).ok()?;
-        Some(Epoch { effects, asked })
-    }
-
-    /// Whether no process has done anything since: one that wakes from the freeze and
-    /// blocks again in its interrupted call has completed none. One that found a request
-    /// waiting has.
-    fn only_woke_since(&self, epoch: &Epoch) -> bool {
-        let Ok(now) = self.effects() else {
-            return false;
-        };
-        let before = &epoch.effects;
-        if epoch.asked.elapsed() > ATTENTION || now.instance != before.instance {
-            return false;
-        }
-        if now.calls != before.calls {
-            let calls = now.calls.saturating_sub(before.calls);
-            tracing::info!(calls, "processes went on while they were thawed");
-        }
-        now.calls == before.calls
-    }
-
     /// Takes note of the processes as they are after the thaw; `frozen` is the set
     /// right before it.
     fn record(
@@ -195,9 +184,6 @@ impl Capture {
             }
             ProcessHalf::Unchanged => {}
         }
-        let keep_alive = self.keep_alive.as_ref();
-        let settled = Set::settle(&self.cgroup, keep_alive, places, SETTLE)?;
-        self.baseline = settled.filter(|_| epoch.is_some_and(|epoch| self.only_woke_since(epoch)));
-        Ok(())
+        self.settle(places, epoch, SETTLE)
     }
 }

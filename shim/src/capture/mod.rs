@@ -17,6 +17,7 @@
 //! that there is one at a time.
 
 mod dump;
+mod evidence;
 mod frozen;
 mod roots;
 mod take;
@@ -47,9 +48,6 @@ use crate::{
     sandbox::Container,
     tracer::Tracer,
 };
-
-/// How long thawed or restored threads may take to be back where they were.
-const SETTLE: Duration = Duration::from_millis(100);
 
 /// What a capture compares with.
 pub(crate) struct Capture {
@@ -130,8 +128,7 @@ impl Drop for StagedImage {
 
 impl Capture {
     fn effects(&self) -> Result<Effects, String> {
-        let answer = self.tracer.effects(Duration::ZERO);
-        self.async_runtime.block_on(answer)
+        self.async_runtime.block_on(self.tracer.effects(None))
     }
 
     fn processes(&self) -> Result<Set> {

@@ -32,10 +32,6 @@ use crate::{
     tracer::Watched,
 };
 
-/// How long a restored container's threads may take to be back where they were
-/// when they were dumped.
-const SETTLE: Duration = Duration::from_millis(200);
-
 impl Task {
     /// The container exists, its program does not run yet (or was restored).
     pub(super) async fn before_start(&mut self, beginning: Beginning, fresh: bool) -> Result<()> {
@@ -230,12 +226,7 @@ impl Task {
                     (true, Some(processes), Some(version)) => {
                         let places = places_of(&store.reader(&version)?, processes)?;
                         capture.some_processes = true;
-                        capture.baseline = Set::settle(
-                            &capture.cgroup,
-                            capture.keep_alive.as_ref(),
-                            &places,
-                            SETTLE,
-                        )?;
+                        capture.settle_restored(&places)?;
                     }
                     // A keep-alive init leaves nothing to record; any other has just
                     // begun, and the first turn's end takes it as it is then.

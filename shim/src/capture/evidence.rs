@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether processes did anything while they were frozen and thawed, or after they were
+//! restored.
+//!
+//! A freeze wakes every thread for a moment, and it blocks again in the call in which it
+//! was stopped: it has completed none. One that found a request waiting has. So crabd
+//! counts the completed calls of the sandbox for a while. Where it cannot say, the
+//! processes count as changed.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use crab_api::tracer::Effects;
+use crab_runtime::procs::{Places, Set};
+
+use super::Capture;
+use crate::tracer::Attention;
+
+/// For how long completed calls are counted: from before a freeze until it has taken
+/// hold, or from the end of one until the threads have settled.
+const ATTENTION: Duration = Duration::from_secs(3);
+
+/// How long restored threads may take to be where they were when they were dumped. A sleep
+/// goes on with what is left of it, and so never is.
+const SETTLE_RESTORED: Duration = Duration::from_millis(200);
+
+/// The counters at an instant since when completed calls are counted.
+pub(super) struct Epoch {
+    effects: Effects,
+    asked: Instant,
+}
+
+impl Epoch {
+    /// Whether nothing has been completed until these counters were read.
+    pub(super) fn still_at(&self, now: &Effects) -> bool {
+        let before = &self.effects;
+        if self.asked.elapsed() > ATTENTION || now.instance != before.instance {
+            return false;
+        }
+        now.calls == before.calls
+    }
+}
+
+impl Capture {
+    /// Has completed calls counted from now on; nothing if nobody can.
+    pub(super) fn epoch(&self) -> Option<Epoch> {
+        let asked = Instant::now();
+        let spared = match &self.keep_alive {
+            Some(keep_alive) => keep_alive.inner_pids(&self.cgroup).ok()?,
+            None => Vec::new(),
+        };
+        let namespace = fs::metadata(format!("/proc/{}/ns/pid", self.init)).ok()?;
+        let attention = Attention {
+            duration: ATTENTION,
+            spared,
+            pid_namespace: u32::try_from(namespace.ino()).ok()?,
+        };
+        let answer = self.tracer.effects(Some(&attention));
+        let effects = self.async_runtime.block_on(answer).ok()?;
+        Some(Epoch { effects, asked })
+    }
+
+    /// Takes note of the processes, once all are back in these places with nothing done
+    /// since the epoch.
+    pub(super) fn settle(
+        &mut self,
+        places: &Places,
+        epoch: Option<&Epoch>,
+        limit: Duration,
+    ) -> Result<()> {
+        self.baseline = match epoch {
+            None => None,
+            Some(epoch) => Set::settle(
+                &self.cgroup,
+                self.keep_alive.as_ref(),
+                places,
+                limit,
+                || !self.effects().is_ok_and(|now| epoch.still_at(&now)),
+            )?,
+        };
+        Ok(())
+    }
+
+    /// After a restore by CRIU: the processes are as in the image, if all are in its
+    /// places. What one has done before the sandbox was watched again, milliseconds after
+    /// it was resumed, is not known.
+    pub(crate) fn settle_restored(&mut self, places: &Places) -> Result<()> {
+        let epoch = self.epoch();
+        self.settle(places, epoch.as_ref(), SETTLE_RESTORED)
+    }
+}
