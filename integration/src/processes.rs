@@ -18,6 +18,8 @@ pub const SHIM: &str = "containerd-shim-crab-v1";
 pub const CRABD: &str = "crabd";
 /// Where its program is, for tests that replace it.
 pub const CRABD_PATH: &str = "/usr/local/bin/crabd";
+/// Where CRIU is.
+pub const CRIU_PATH: &str = "/usr/sbin/criu";
 
 /// Every process that has not ended, with its command line.
 pub fn all() -> Vec<(u32, Vec<String>)> {

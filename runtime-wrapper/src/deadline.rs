@@ -22,18 +22,8 @@ use crate::stat::Stat;
 /// How long killed processes may take to be gone and reaped.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Waits until nobody is left in a process group, or its [`Deadline`] has killed it.
-///
-/// A CRIU whose runtime was killed is let finish: killed while it has its code in a
-/// process of the container, it may take that one with it.
-pub(crate) fn await_group(leader: u32) {
-    let Some(group) = Pid::from_raw(leader as i32) else {
-        return;
-    };
-    while test_kill_process_group(group).is_ok() {
-        thread::sleep(Duration::from_millis(1));
-    }
-}
+/// How long what a killed runtime has left may take to finish.
+const FINISH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Ends what a failed child has left of its process group, and waits until it is
 /// gone. A CRIU that outlives its runtime would go on with the container, and at last
@@ -97,7 +87,8 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// From now on. `leader` must not have been reaped.
+    /// From now on. `leader` must not have been reaped, or have left others in its group:
+    /// they keep its number from being anybody else's.
     pub(crate) fn of(leader: u32, limit: Limit) -> Self {
         let (done, wait) = channel();
         let watcher = thread::spawn(move || {
@@ -123,6 +114,21 @@ impl Deadline {
         Self {
             done: Some(done),
             watcher: Some(watcher),
+        }
+    }
+
+    /// Lets what a failed leader has left in its group finish, for a while and within the
+    /// limit. A CRIU whose runtime was killed has its code in a process of the container:
+    /// killed then, it may take that one with it.
+    pub(crate) fn let_finish(&self, leader: u32) {
+        let Some(group) = Pid::from_raw(leader as i32) else {
+            return;
+        };
+        let start = Instant::now();
+        let in_time = || start.elapsed() < FINISH_LIMIT;
+        let over = || self.watcher.as_ref().is_none_or(JoinHandle::is_finished);
+        while test_kill_process_group(group).is_ok() && in_time() && !over() {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

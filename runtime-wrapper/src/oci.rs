@@ -148,7 +148,10 @@ impl Log {
         static CALLS: AtomicU64 = AtomicU64::new(0);
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         let name = format!("{LOG_PREFIX}{}-{call}", std::process::id());
-        Self(bundle.join(name))
+        let log = Self(bundle.join(name));
+        // Of an earlier shim with the same id, perhaps.
+        log.empty();
+        log
     }
 
     fn empty(&self) {

@@ -23,7 +23,7 @@ use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
 pub use crate::deadline::Limit;
-use crate::deadline::{Deadline, await_group, end_group};
+use crate::deadline::{Deadline, end_group};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -194,7 +194,7 @@ impl Reaper {
             .map_err(|_| io::Error::other("the reaper is gone"))?;
         if let Some(deadline) = deadline {
             if exit.status != 0 {
-                await_group(child.id());
+                deadline.let_finish(child.id());
             }
             drop(deadline);
             if exit.status != 0 {

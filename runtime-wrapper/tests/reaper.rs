@@ -70,7 +70,7 @@ fn every_exit_reaches_whoever_asked_before_or_after() {
         "sleep 600 2>/dev/null & echo $! > {}; exit 1",
         pid_file.display()
     );
-    let limit = Some(Limit::after(Duration::from_millis(200)));
+    let limit = Some(Limit::after(Duration::from_secs(3)));
     let (status, _) = reaper
         .output(Command::new("sh").args(["-c", &stays]), limit)
         .unwrap();

@@ -104,19 +104,25 @@ impl ConsoleSocket {
     }
 }
 
-/// The descriptor that a message holds, if there is a message and it holds one.
+/// The descriptor that a message holds, if there is a message already and it holds one.
 fn descriptor_from(stream: &std::os::unix::net::UnixStream) -> Result<Option<OwnedFd>> {
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    use rustix::{
+        io::Errno,
+        net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    };
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut name = [0; 256];
-    recvmsg(
+    let received = recvmsg(
         stream,
         &mut [io::IoSliceMut::new(&mut name)],
         &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )
-    .context("receive the terminal")?;
+        RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+    );
+    match received {
+        Err(Errno::AGAIN | Errno::CONNRESET) => return Ok(None),
+        received => received.context("receive the terminal")?,
+    };
     Ok(control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -143,6 +149,7 @@ mod tests {
         let path = dir.path().join("console");
         let socket = ConsoleSocket::listen(&path).unwrap();
         drop(UnixStream::connect(&path).unwrap());
+        let _silent = UnixStream::connect(&path).unwrap();
         let stream = UnixStream::connect(&path).unwrap();
         let (_, sent) = rustix::pipe::pipe().unwrap();
         let fds = [sent.as_fd()];

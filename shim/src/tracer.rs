@@ -33,6 +33,8 @@ use crate::sandbox::Host;
 const START_LIMIT: Duration = Duration::from_secs(3);
 /// How long one answer may take: crabd answers in microseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(1);
+/// And while the sandbox stands still.
+const QUICK_LIMIT: Duration = Duration::from_millis(200);
 /// The pause between two tries to start a crabd that does not come up.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -84,15 +86,14 @@ impl Tracer {
     pub(crate) async fn watch(&self, watched: Watched) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
         link.watched = Some(watched);
-        let (_, effects) = self.renew(&mut link).await?;
-        Ok(effects)
+        self.renew(&mut link).await
     }
 
-    /// The counters now; with attention, [`Effects::calls`] counts from then on.
-    pub(crate) async fn effects(&self, attention: Option<&Attention>) -> Result<Effects, String> {
+    /// The counters now.
+    pub(crate) async fn effects(&self) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
         if let Some(client) = &link.client {
-            match self.ask(client, attention).await {
+            match self.ask(client, None).await {
                 Err(CallError::Refused(error)) => {
                     tracing::debug!(%error, "crabd does not know us; asking again");
                     link.client = None;
@@ -101,12 +102,23 @@ impl Tracer {
             }
         }
         // Gone, or another one that knows nothing of us yet.
-        let (client, effects) = self.renew(&mut link).await?;
-        if attention.is_none() {
-            return Ok(effects);
+        self.renew(&mut link).await
+    }
+
+    /// The same while the sandbox stands still, which no crabd may prolong: of one that
+    /// answers, and at once. With attention, [`Effects::calls`] counts from then on.
+    pub(crate) async fn effects_now(&self, attention: Option<&Attention>) -> Option<Effects> {
+        let mut link = self.link.lock().await;
+        let client = link.client.as_ref()?;
+        let answer = timeout(QUICK_LIMIT, self.ask(client, attention)).await;
+        match answer {
+            Ok(Ok(effects)) => Some(effects),
+            _ => {
+                // Dialled again, or started, when it is next asked at leisure.
+                link.client = None;
+                None
+            }
         }
-        let answer = self.ask(&client, attention).await;
-        answer.map_err(|error| link.failure(error))
     }
 
     async fn ask(
@@ -140,7 +152,7 @@ impl Tracer {
         }
     }
 
-    async fn renew(&self, link: &mut Link) -> Result<(TracerClient, Effects), String> {
+    async fn renew(&self, link: &mut Link) -> Result<Effects, String> {
         let Some(watched) = link.watched.clone() else {
             return Err("the sandbox is not watched yet".into());
         };
@@ -158,8 +170,8 @@ impl Tracer {
         };
         let answer = within(client.watch(Call::default(), &request)).await;
         let effects = answer.map_err(|error| link.failure(error))?;
-        link.client = Some(client.clone());
-        Ok((client, effects))
+        link.client = Some(client);
+        Ok(effects)
     }
 
     async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {

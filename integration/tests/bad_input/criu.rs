@@ -3,12 +3,12 @@
 //! A CRIU that is missing or of no use: files are saved, and turns are labelled.
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Counter, DEBIAN, RunOptions, Swapped, Testbed, Turn};
+use crab_integration::{
+    BUSYBOX, Counter, DEBIAN, RunOptions, Swapped, Testbed, Turn, processes::CRIU_PATH,
+};
 use crab_store::Class;
 
 use crate::{lines_of_turns, lives};
-
-const CRIU: &str = "/usr/sbin/criu";
 
 /// A CRIU that is not as it should be: what its file says, or that there is none, and
 /// what has to be in the label.
@@ -71,8 +71,8 @@ fn without_a_sound_criu_files_are_saved_and_processes_are_said_to_be_missing() -
         let mut answers = 0;
         for broken in &BROKEN_CRIUS {
             let criu = match broken.script {
-                None => Swapped::hidden(CRIU)?,
-                Some(script) => Swapped::with(CRIU, script)?,
+                None => Swapped::hidden(CRIU_PATH)?,
+                Some(script) => Swapped::with(CRIU_PATH, script)?,
             };
             let run = || -> Result<()> {
                 // Kept open by its init: nothing is missing.
@@ -123,7 +123,7 @@ fn an_init_that_cannot_be_dumped_lives_on() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     let crab = testbed.crab();
-    let _hidden = Swapped::hidden(CRIU)?;
+    let _hidden = Swapped::hidden(CRIU_PATH)?;
     for client in testbed.clients() {
         let init = "while :; do sleep 1; done";
         let options = RunOptions::new().args(["sh", "-c", init]);

@@ -5,7 +5,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use crab_integration::{DEBIAN, RunOptions, State, Swapped, Testbed};
+use crab_integration::{DEBIAN, RunOptions, State, Swapped, Testbed, processes};
 use crab_store::Class;
 
 use crate::{
@@ -41,7 +41,7 @@ impl Saboteur {
 
     /// CRIU, where it restores or dumps.
     fn of_restores() -> Result<Self> {
-        Self::replace("/usr/sbin/criu", "/run/criu-fails", "swrk")
+        Self::replace(processes::CRIU_PATH, "/run/criu-fails", "swrk")
     }
 
     fn fail(&self, times: usize) -> Result<()> {

@@ -47,6 +47,8 @@ struct Thread {
 const NO_CALL: &str = "-1";
 /// And for one that is not blocked.
 const RUNNING: &str = "running";
+/// And for one whose call was interrupted and goes on: `restart_syscall`, on x86-64.
+const RESTART: &str = "219 ";
 
 impl Thread {
     /// It sleeps in a system call and can be interrupted, so that none is half done; or
@@ -88,19 +90,31 @@ pub struct Process {
 pub struct Places(Vec<String>);
 
 impl Places {
-    /// Whether they are the same, but for the calls' numbers: a sleep or a poll that was
-    /// interrupted goes on as `restart_syscall` with all the rest as before.
-    fn are(&self, others: &Self) -> bool {
-        let rest = |place: &String| match place.split_once(' ') {
-            Some((number, rest)) if number != NO_CALL => rest.to_string(),
-            _ => place.clone(),
-        };
-        let sorted = |places: &Self| {
-            let mut rests: Vec<String> = places.0.iter().map(rest).collect();
-            rests.sort_unstable();
-            rests
-        };
-        sorted(self) == sorted(others)
+    /// Whether these are the ones of before: a sleep or a poll that was interrupted goes on
+    /// as `restart_syscall` with all the rest as it was.
+    fn are(&self, before: &Self) -> bool {
+        let mut before = before.0.clone();
+        let mut restarted = Vec::new();
+        for place in &self.0 {
+            match before.iter().position(|earlier| earlier == place) {
+                Some(at) => drop(before.swap_remove(at)),
+                None => restarted.push(place),
+            }
+        }
+        let rest = |place: &str| place.split_once(' ').map(|(_, rest)| rest.to_string());
+        before.len() == restarted.len()
+            && restarted.into_iter().all(|place| {
+                let at = before
+                    .iter()
+                    .position(|earlier| place.starts_with(RESTART) && rest(place) == rest(earlier));
+                at.map(|at| before.swap_remove(at)).is_some()
+            })
+    }
+
+    /// Whether all are blocked in a call.
+    fn are_calls(&self) -> bool {
+        let is_none = |place: &String| place == RUNNING || place.starts_with(NO_CALL);
+        !self.0.iter().any(is_none)
     }
 }
 
@@ -209,6 +223,7 @@ impl Set {
             .processes
             .values()
             .flat_map(|p| p.threads.values())
+            .filter(|t| t.state != 'Z')
             .map(|t| t.place.clone())
             .collect();
         places.sort_unstable();
@@ -229,21 +244,28 @@ impl Set {
         mut went_on: impl FnMut() -> bool,
     ) -> Result<Option<Self>, CgroupError> {
         // A CPU was its place, and will be again, but nobody knows with what in mind.
-        if places.0.iter().any(|place| place == RUNNING) {
+        if !places.are_calls() {
             return Ok(None);
         }
         let start = Instant::now();
         let mut asked = start;
         let mut last: Option<Self> = None;
+        let mut elsewhere: Option<Elsewhere> = None;
         loop {
             let now = Self::of(cgroup, keep_alive)?;
             // Twice the same: a thread on its way into the call has the call's
             // number already, but is not yet off the CPU.
-            let at_rest = now.places().are(places);
-            if at_rest && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
+            let back = now.places().are(places);
+            if back && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
                 return Ok((!went_on()).then_some(now));
             }
-            if start.elapsed() > limit {
+            // All rest, but elsewhere: an `epoll_wait` that was interrupted is called again
+            // with what is left of its time.
+            if back || !now.at_rest() || elsewhere.as_ref().is_none_or(|e| !e.is(&now)) {
+                elsewhere = (!back && now.at_rest()).then(|| Elsewhere::since(&now));
+            }
+            let stay = elsewhere.as_ref().is_some_and(Elsewhere::stays);
+            if stay || start.elapsed() > limit {
                 tracing::info!("processes have not gone back to where they were");
                 return Ok(None);
             }
@@ -253,9 +275,33 @@ impl Set {
                 }
                 asked = Instant::now();
             }
-            last = at_rest.then_some(now);
+            last = back.then_some(now);
             thread::sleep(Duration::from_micros(300));
         }
+    }
+}
+
+/// Processes that rest, but not where they are wanted.
+struct Elsewhere {
+    since: Instant,
+    set: Set,
+}
+
+impl Elsewhere {
+    fn since(set: &Set) -> Self {
+        Self {
+            since: Instant::now(),
+            set: set.clone(),
+        }
+    }
+
+    fn is(&self, now: &Set) -> bool {
+        now.since(&self.set).is_none()
+    }
+
+    /// So long that they do not move any more.
+    fn stays(&self) -> bool {
+        self.since.elapsed() > Duration::from_millis(30)
     }
 }
 
@@ -296,7 +342,9 @@ mod tests {
         assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01", RUNNING]).are(&before));
         assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01"]).are(&before));
         let in_no_call = places(&["-1 0x7ffc 0x7f01"]);
-        assert!(in_no_call.are(&in_no_call));
-        assert!(!in_no_call.are(&places(&["7 0x7ffc 0x7f01"])));
+        assert!(!in_no_call.are_calls() && before.are_calls() && restarted.are_calls());
+        // Through one function, or one instruction of it, go all calls of some programs.
+        let other = places(&["1 0x0 0x1 0x7ffc 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
+        assert!(!other.are(&before));
     }
 }

@@ -23,13 +23,18 @@ pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
 }
 
 impl Capture {
-    /// Whether CRIU can be asked, and would do no harm.
-    pub(super) fn can_dump(&self) -> Result<Criu, String> {
+    /// The host's CRIU, if it is sound: looked at once, and again when it is another.
+    pub(super) fn criu(&self) -> Result<Criu, String> {
         let host = &self.container.host;
         let program = host.config.runtime.criu.clone();
         let program = program.unwrap_or_else(|| PathBuf::from("criu"));
         let cache = host.config.run_dir.join("criu.checked");
-        let criu = Criu::probe(&program, &cache, &host.reaper)?;
+        Criu::probe(&program, &cache, &host.reaper)
+    }
+
+    /// Whether CRIU can be asked, and would do no harm.
+    pub(super) fn can_dump(&self) -> Result<Criu, String> {
+        let criu = self.criu()?;
         // With the init, keep-alive or not: a dump takes it along.
         let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
         if let Some(reason) = all.undumpable(self.init) {

@@ -6,6 +6,9 @@
 //! was stopped: it has completed none. One that found a request waiting has. So crabd
 //! counts the completed calls of the sandbox for a while. Where it cannot say, the
 //! processes count as changed.
+//!
+//! A thread that was stopped on its way from one call to the next goes that way when it
+//! is thawed, and would go it again from the image: without a call it learns nothing new.
 
 use std::{
     fs,
@@ -59,9 +62,15 @@ impl Capture {
             spared,
             pid_namespace: u32::try_from(namespace.ino()).ok()?,
         };
-        let answer = self.tracer.effects(Some(&attention));
-        let effects = self.async_runtime.block_on(answer).ok()?;
+        let answer = self.tracer.effects_now(Some(&attention));
+        let effects = self.async_runtime.block_on(answer)?;
         Some(Epoch { effects, asked })
+    }
+
+    /// The counters, from a crabd that answers at once.
+    pub(super) fn effects_now(&self) -> Option<Effects> {
+        let answer = self.tracer.effects_now(None);
+        self.async_runtime.block_on(answer)
     }
 
     /// Takes note of the processes, once all are back in these places with nothing done
@@ -79,7 +88,7 @@ impl Capture {
                 self.keep_alive.as_ref(),
                 places,
                 limit,
-                || !self.effects().is_ok_and(|now| epoch.still_at(&now)),
+                || !self.effects_now().is_some_and(|now| epoch.still_at(&now)),
             )?,
         };
         Ok(())

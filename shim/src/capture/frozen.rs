@@ -63,6 +63,10 @@ impl Capture {
             look.half = self.half(&set);
         }
         let mut half = Half::default();
+        if !set.is_empty() && !needs_image(&look) {
+            // Should one be needed after all: whether CRIU is sound is known then.
+            let _ = self.criu();
+        }
         if needs_image(&look) {
             // Whatever makes an image impossible is found before the freeze.
             self.prepare(&mut half);
@@ -77,7 +81,7 @@ impl Capture {
         let mut scans = None;
         if !needs_image(&look) {
             if watched {
-                epoch = self.effects().ok();
+                epoch = self.effects_now();
             }
             let moved = stopped.since(&set);
             let rested = match (&running, &epoch) {
@@ -102,7 +106,7 @@ impl Capture {
             self.image(&mut half, &stopped, &places);
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
-            epoch = watched.then(|| self.effects().ok()).flatten();
+            epoch = watched.then(|| self.effects_now()).flatten();
         }
         let scans = match scans {
             Some(scans) => scans,

@@ -128,7 +128,7 @@ impl Drop for StagedImage {
 
 impl Capture {
     fn effects(&self) -> Result<Effects, String> {
-        self.async_runtime.block_on(self.tracer.effects(None))
+        self.async_runtime.block_on(self.tracer.effects())
     }
 
     fn processes(&self) -> Result<Set> {
