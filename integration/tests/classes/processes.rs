@@ -157,3 +157,54 @@ fn what_processes_do_is_told_from_what_files_do() -> Result<()> {
     }
     Ok(())
 }
+
+/// As event loops wait: for so long at most, and when they are interrupted, for what is
+/// left of it.
+const EVENT_LOOP: &str = r#"
+import select, socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\0loop")
+listener.listen()
+loop = select.epoll()
+loop.register(listener)
+count = 0
+while True:
+    for _ in loop.poll(600):
+        client, _ = listener.accept()
+        client.recv(1)
+        count += 1
+        client.sendall(str(count).encode())
+        client.close()
+"#;
+
+const ASK_LOOP: &str = r#"
+import socket
+client = socket.socket(socket.AF_UNIX)
+client.connect("\0loop")
+client.sendall(b"x")
+print(client.recv(9).decode())
+"#;
+
+#[test]
+fn an_event_loop_that_idles_is_unchanged() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        sandbox.sh_ok(&format!(
+            "cat >/root/loop.py <<'END'\n{EVENT_LOOP}END\ncat >/root/ask.py <<'END'\n{ASK_LOOP}END"
+        ))?;
+        crab.turn_of(
+            &sandbox,
+            Class::Processes,
+            "setsid python3 /root/loop.py </dev/null >/dev/null 2>&1 & \
+             until python3 /root/ask.py 2>/dev/null; do sleep 0.02; done",
+        )?;
+        for answer in 2..5 {
+            crab.turn_of(&sandbox, Class::None, "true")?;
+            let ask = format!("test $(python3 /root/ask.py) = {answer}");
+            crab.turn_of(&sandbox, Class::Processes, &ask)?;
+        }
+    }
+    Ok(())
+}

@@ -5,7 +5,7 @@
 //! unchanged if none of its threads has been on a CPU since, or waits for one: the kernel
 //! counts run time and time slices per thread (`/proc/<pid>/task/<tid>/schedstat`).
 //! Freezing and dumping wake every thread for a moment; [`Set::settle`] waits
-//! until each is back in its system call, with the same arguments, stack
+//! until each is back in its system call, with the same stack
 //! and program counter (`/proc/<pid>/task/<tid>/syscall`), in which it was
 //! before, and takes the counters from there. That none has answered a request on the
 //! way is for the caller to know: no time that it ran tells, because a host takes its
@@ -17,6 +17,7 @@
 
 mod holds;
 mod keep_alive;
+mod places;
 mod read;
 
 use std::{
@@ -26,10 +27,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
-
-use self::read::read_process;
-pub use self::{holds::descriptors, keep_alive::KeepAlive};
+pub use self::{holds::descriptors, keep_alive::KeepAlive, places::Places};
+use self::{places::NO_CALL, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};
 
 /// One thread's evidence.
@@ -42,13 +41,6 @@ struct Thread {
     /// Its state, as in `/proc/<pid>/stat`.
     state: char,
 }
-
-/// What `/proc/<pid>/syscall` begins with for a thread that is blocked, but in no call.
-const NO_CALL: &str = "-1";
-/// And for one that is not blocked.
-const RUNNING: &str = "running";
-/// And for one whose call was interrupted and goes on: `restart_syscall`, on x86-64.
-const RESTART: &str = "219 ";
 
 impl Thread {
     /// It sleeps in a system call and can be interrupted, so that none is half done; or
@@ -82,40 +74,6 @@ pub struct Process {
     /// The thread through which its memory and its descriptors are seen: the first one
     /// that lives.
     seat: i32,
-}
-
-/// Where each thread was blocked. Sorted, without ids: those change over a
-/// restore.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Places(Vec<String>);
-
-impl Places {
-    /// Whether these are the ones of before: a sleep or a poll that was interrupted goes on
-    /// as `restart_syscall` with all the rest as it was.
-    fn are(&self, before: &Self) -> bool {
-        let mut before = before.0.clone();
-        let mut restarted = Vec::new();
-        for place in &self.0 {
-            match before.iter().position(|earlier| earlier == place) {
-                Some(at) => drop(before.swap_remove(at)),
-                None => restarted.push(place),
-            }
-        }
-        let rest = |place: &str| place.split_once(' ').map(|(_, rest)| rest.to_string());
-        before.len() == restarted.len()
-            && restarted.into_iter().all(|place| {
-                let at = before
-                    .iter()
-                    .position(|earlier| place.starts_with(RESTART) && rest(place) == rest(earlier));
-                at.map(|at| before.swap_remove(at)).is_some()
-            })
-    }
-
-    /// Whether all are blocked in a call.
-    fn are_calls(&self) -> bool {
-        let is_none = |place: &String| place == RUNNING || place.starts_with(NO_CALL);
-        !self.0.iter().any(is_none)
-    }
 }
 
 /// The processes of a sandbox that matter: all but zombies and a keep-alive
@@ -219,15 +177,9 @@ impl Set {
 
     /// Where the threads are blocked; compared by content, not by id.
     pub fn places(&self) -> Places {
-        let mut places: Vec<String> = self
-            .processes
-            .values()
-            .flat_map(|p| p.threads.values())
-            .filter(|t| t.state != 'Z')
-            .map(|t| t.place.clone())
-            .collect();
-        places.sort_unstable();
-        Places(places)
+        let threads = self.processes.values().flat_map(|p| p.threads.values());
+        let living = threads.filter(|thread| thread.state != 'Z');
+        living.map(|thread| thread.place.clone()).collect()
     }
 
     /// After a freeze or a restore: the set as soon as every thread is blocked in
@@ -250,7 +202,6 @@ impl Set {
         let start = Instant::now();
         let mut asked = start;
         let mut last: Option<Self> = None;
-        let mut elsewhere: Option<Elsewhere> = None;
         loop {
             let now = Self::of(cgroup, keep_alive)?;
             // Twice the same: a thread on its way into the call has the call's
@@ -259,13 +210,7 @@ impl Set {
             if back && last.as_ref().is_some_and(|l| now.since(l).is_none()) {
                 return Ok((!went_on()).then_some(now));
             }
-            // All rest, but elsewhere: an `epoll_wait` that was interrupted is called again
-            // with what is left of its time.
-            if back || !now.at_rest() || elsewhere.as_ref().is_none_or(|e| !e.is(&now)) {
-                elsewhere = (!back && now.at_rest()).then(|| Elsewhere::since(&now));
-            }
-            let stay = elsewhere.as_ref().is_some_and(Elsewhere::stays);
-            if stay || start.elapsed() > limit {
+            if start.elapsed() > limit {
                 tracing::info!("processes have not gone back to where they were");
                 return Ok(None);
             }
@@ -278,30 +223,6 @@ impl Set {
             last = back.then_some(now);
             thread::sleep(Duration::from_micros(300));
         }
-    }
-}
-
-/// Processes that rest, but not where they are wanted.
-struct Elsewhere {
-    since: Instant,
-    set: Set,
-}
-
-impl Elsewhere {
-    fn since(set: &Set) -> Self {
-        Self {
-            since: Instant::now(),
-            set: set.clone(),
-        }
-    }
-
-    fn is(&self, now: &Set) -> bool {
-        now.since(&self.set).is_none()
-    }
-
-    /// So long that they do not move any more.
-    fn stays(&self) -> bool {
-        self.since.elapsed() > Duration::from_millis(30)
     }
 }
 
@@ -326,25 +247,5 @@ impl Process {
                     .get(tid)
                     .is_some_and(|earlier| thread.stood_still_since(earlier))
             })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_restarted_call_is_the_one_that_was_interrupted() {
-        let places = |all: &[&str]| Places(all.iter().map(ToString::to_string).collect());
-        let before = places(&["230 0x0 0x1 0x7ffc 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
-        let restarted = places(&["0 0x3 0x2 0x7ffd 0x7f02", "219 0x0 0x1 0x7ffc 0x7f01"]);
-        assert!(restarted.are(&before));
-        assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01", RUNNING]).are(&before));
-        assert!(!places(&["230 0x0 0x1 0x7ffc 0x7f01"]).are(&before));
-        let in_no_call = places(&["-1 0x7ffc 0x7f01"]);
-        assert!(!in_no_call.are_calls() && before.are_calls() && restarted.are_calls());
-        // Through one function, or one instruction of it, go all calls of some programs.
-        let other = places(&["1 0x0 0x1 0x7ffc 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
-        assert!(!other.are(&before));
     }
 }

@@ -27,8 +27,7 @@ use crate::tracer::Attention;
 /// hold, or from the end of one until the threads have settled.
 const ATTENTION: Duration = Duration::from_secs(3);
 
-/// How long restored threads may take to be where they were when they were dumped. A sleep
-/// goes on with what is left of it, and so never is.
+/// How long restored threads may take to be where they were when they were dumped.
 const SETTLE_RESTORED: Duration = Duration::from_millis(200);
 
 /// The counters at an instant since when completed calls are counted.
