@@ -37,6 +37,12 @@ char LICENSE[] SEC("license") = "GPL";
 #define AF_UNIX 1
 #define SOCKETCALL_BIND 2
 
+/* The call goes on after the interruption: nothing of it has reached user space. */
+static __always_inline int restarts(long ret)
+{
+	return -ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK;
+}
+
 /* A call that failed, but may have got half of its work done: fallocate and
  * open(O_CREAT) are not atomic. */
 static __always_inline int half_done(long ret)
@@ -49,7 +55,7 @@ static __always_inline int half_done(long ret)
 	case EDQUOT:
 		return 1;
 	default:
-		return -ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK;
+		return restarts(ret);
 	}
 }
 
@@ -58,15 +64,13 @@ static __always_inline int half_done(long ret)
  * of these codes, and goes on with the call, or (epoll_wait) makes the next; but a signal
  * handler's return has no number. Not told are a handler that leaves by a long jump, and
  * what a program does between an EINTR and the same call again. */
-static __noinline int attend(struct task_struct *task, __u64 until, __u64 nr, long ret)
+static __noinline int attend(__u64 until, __u64 nr, long ret)
 {
-	int interrupted = -ret == EINTR || (-ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK);
-
 	if (bpf_ktime_get_ns() > until)
 		return 0;
-	if (interrupted && (int)nr != -1)
+	if ((ret == -EINTR || restarts(ret)) && (int)nr != -1)
 		return 0;
-	return by_cgroup_unless_spared(task, CRAB_CALLS);
+	return by_cgroup(CRAB_CALLS);
 }
 
 /* The nth argument, by either calling convention. Entry code leaves them in
@@ -163,7 +167,7 @@ int sys_exit(unsigned long long *ctx)
 
 	until = bpf_map_lookup_elem(&attention, &zero);
 	if (until && *until)
-		attend(task, *until, nr, ctx[1]);
+		attend(*until, nr, ctx[1]);
 
 	/* The cheap way out of nearly every call on the host: two loads. */
 	if (is_compat) {

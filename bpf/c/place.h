@@ -34,32 +34,11 @@
  * Counted from the top, so that a sandbox cannot hide by nesting deeper. */
 #define MAX_LEVEL 32
 
-/* Counts for every watched cgroup that the current task is in: its own and its
- * ancestors (a sandbox may run in a sandbox). */
-static __noinline int by_cgroup(__u32 which)
-{
-	struct crab_counters *counters;
-	int hit = 0;
-
-	for (int level = 1; level <= MAX_LEVEL; level++) {
-		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
-
-		if (!id)
-			break;
-		counters = bpf_map_lookup_elem(&sandboxes, &id);
-		if (counters) {
-			crab_add(counters, which);
-			hit = 1;
-		}
-	}
-	return hit;
-}
-
 /* Whether the current task is of a process that this sandbox's user spares. */
-static __noinline int is_spared(struct task_struct *task, __u64 cgroup)
+static __noinline int is_spared(__u64 cgroup)
 {
 	struct crab_spared *who = bpf_map_lookup_elem(&spared, &cgroup);
-	struct pid *pid = task->group_leader->thread_pid;
+	struct pid *pid = bpf_get_current_task_btf()->group_leader->thread_pid;
 	struct pid_namespace *ns;
 	unsigned int level, inum;
 	struct upid *number;
@@ -82,9 +61,12 @@ static __noinline int is_spared(struct task_struct *task, __u64 cgroup)
 	return 0;
 }
 
-static __noinline int by_cgroup_unless_spared(struct task_struct *task, __u32 which)
+/* Counts for every watched cgroup that the current task is in: its own and its
+ * ancestors (a sandbox may run in a sandbox); calls but those of the spared. */
+static __noinline int by_cgroup(__u32 which)
 {
 	struct crab_counters *counters;
+	int hit = 0;
 
 	for (int level = 1; level <= MAX_LEVEL; level++) {
 		__u64 id = bpf_get_current_ancestor_cgroup_id(level);
@@ -92,10 +74,12 @@ static __noinline int by_cgroup_unless_spared(struct task_struct *task, __u32 wh
 		if (!id)
 			break;
 		counters = bpf_map_lookup_elem(&sandboxes, &id);
-		if (counters && !is_spared(task, id))
+		if (counters && (which != CRAB_CALLS || !is_spared(id))) {
 			crab_add(counters, which);
+			hit = 1;
+		}
 	}
-	return 0;
+	return hit;
 }
 
 static __always_inline int by_device(__u64 dev, __u32 which)

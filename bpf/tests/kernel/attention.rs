@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::world::{Seat, World};
@@ -43,6 +44,12 @@ fn waits_in(pid: u32, numbers: &[i64]) {
     });
 }
 
+/// Something to answer for an agent that listens in this directory.
+fn request(directory: &Path) {
+    let mut stream = UnixStream::connect(directory.join("socket")).unwrap();
+    stream.write_all(b"x").unwrap();
+}
+
 #[test]
 fn a_task_that_only_wakes_completes_no_call() {
     let waits: [(&str, &[i64]); 3] = [
@@ -64,8 +71,7 @@ fn a_task_that_only_wakes_completes_no_call() {
                 let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
                 rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
             } else {
-                let mut stream = UnixStream::connect(directory.join("socket")).unwrap();
-                stream.write_all(b"x").unwrap();
+                request(&directory);
             }
         };
 
@@ -136,9 +142,7 @@ fn the_calls_of_spared_processes_do_not_count() {
     let numbers = [libc::SYS_accept, libc::SYS_accept4];
     waits_in(pid, &numbers);
     let act = || {
-        let mut stream = UnixStream::connect(directory.join("socket")).unwrap();
-        stream.write_all(b"x").unwrap();
-        drop(stream);
+        request(&directory);
         std::thread::sleep(Duration::from_millis(5));
         waits_in(pid, &numbers);
     };
