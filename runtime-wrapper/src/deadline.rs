@@ -28,7 +28,7 @@ const FINISH_LIMIT: Duration = Duration::from_secs(10);
 /// Ends what a failed child has left of its process group, and waits until it is
 /// gone. A CRIU that outlives its runtime would go on with the container, and at last
 /// freeze it again, as it found it, when everybody else takes it for thawed.
-pub(crate) fn end_group(leader: u32) {
+fn end_group(leader: u32) {
     let Some(group) = Pid::from_raw(leader as i32) else {
         return;
     };
@@ -82,6 +82,7 @@ fn is_ending(pid: i32) -> bool {
 
 /// Ends a process group unless it is dropped in time.
 pub(crate) struct Deadline {
+    leader: u32,
     done: Option<Sender<()>>,
     watcher: Option<JoinHandle<()>>,
 }
@@ -112,6 +113,7 @@ impl Deadline {
             }
         });
         Self {
+            leader,
             done: Some(done),
             watcher: Some(watcher),
         }
@@ -120,8 +122,8 @@ impl Deadline {
     /// Lets what a failed leader has left in its group finish, for a while and within the
     /// limit. A CRIU whose runtime was killed has its code in a process of the container:
     /// killed then, it may take that one with it.
-    pub(crate) fn let_finish(&self, leader: u32) {
-        let Some(group) = Pid::from_raw(leader as i32) else {
+    pub(crate) fn let_finish(&self) {
+        let Some(group) = Pid::from_raw(self.leader as i32) else {
             return;
         };
         let start = Instant::now();
@@ -130,6 +132,13 @@ impl Deadline {
         while test_kill_process_group(group).is_ok() && in_time() && !over() {
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Ends what a failed leader has left in its group; see [`end_group`].
+    pub(crate) fn end(self) {
+        let leader = self.leader;
+        drop(self);
+        end_group(leader);
     }
 }
 

@@ -12,6 +12,7 @@
 //!
 //! Nothing here decides when to checkpoint: that is the shim's.
 
+mod call;
 pub mod cgroup;
 pub mod criu;
 mod deadline;

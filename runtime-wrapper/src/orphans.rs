@@ -6,7 +6,7 @@
 //! it: whoever cleans up has to end it first, or what it thaws and kills is frozen
 //! once more and does not die.
 //!
-//! A call is known by the log that it writes (see [`crate::oci`]), CRIU by the
+//! A call is known by the log that it writes (see [`crate::call`]), CRIU by the
 //! runtime's process group or, if that is gone, by the directory it names in its title.
 
 use std::{
@@ -21,7 +21,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{oci::LOG_PREFIX, stat::Stat};
+use crate::{call::LOG_PREFIX, stat::Stat};
 
 /// A process of the host.
 struct Found {

@@ -22,8 +22,8 @@ use std::{
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
+use crate::deadline::Deadline;
 pub use crate::deadline::Limit;
-use crate::deadline::{Deadline, end_group};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -192,14 +192,11 @@ impl Reaper {
         let exit = exit
             .blocking_recv()
             .map_err(|_| io::Error::other("the reaper is gone"))?;
-        if let Some(deadline) = deadline {
-            if exit.status != 0 {
-                deadline.let_finish(child.id());
-            }
-            drop(deadline);
-            if exit.status != 0 {
-                end_group(child.id());
-            }
+        if let Some(deadline) = deadline
+            && exit.status != 0
+        {
+            deadline.let_finish();
+            deadline.end();
         }
         Ok((exit.status, text))
     }

@@ -61,6 +61,12 @@ pub(crate) enum ProcessHalf {
     Image(String),
 }
 
+impl ProcessHalf {
+    pub(crate) fn needs_image(&self) -> bool {
+        matches!(self, Self::Image(_))
+    }
+}
+
 /// What is known of the processes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProcessEvidence {

@@ -30,8 +30,13 @@ impl KeepAlive {
     /// # Errors
     /// When the cgroup is gone.
     pub fn inner_pids(&self, cgroup: &Cgroup) -> Result<Vec<u32>, CgroupError> {
-        let all = cgroup.processes()?.into_iter().filter_map(read_process);
-        Ok(all
+        // Of a cgroup that may hold thousands, and is frozen meanwhile.
+        let may_be = match wrapped(&self.args) {
+            None => vec![self.init],
+            Some(_) => cgroup.processes()?,
+        };
+        let processes = may_be.into_iter().filter_map(read_process);
+        Ok(processes
             .filter(|process| self.covers(process))
             .filter_map(|process| inner_pid(&process.dir()))
             .collect())

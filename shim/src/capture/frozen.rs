@@ -50,24 +50,23 @@ impl Capture {
         // Asked only of a crabd that answered just now: it must not keep the sandbox
         // frozen.
         let watched = look.epoch.is_some();
-        let needs_image = |look: &Look| matches!(look.half, ProcessHalf::Image(_));
         let mut running = None;
-        if watched && !needs_image(&look) {
+        if watched && !look.half.needs_image() {
             running = self.epoch();
         }
         // One set tells what ran and where all are blocked: a run between two sets
         // would be in neither.
         let set = self.processes()?;
         let places = set.places();
-        if !needs_image(&look) {
+        if !look.half.needs_image() {
             look.half = self.half(&set);
         }
         let mut half = Half::default();
-        if !set.is_empty() && !needs_image(&look) {
+        if !set.is_empty() && !look.half.needs_image() {
             // Should one be needed after all: whether CRIU is sound is known then.
             let _ = self.criu();
         }
-        if needs_image(&look) {
+        if look.half.needs_image() {
             // Whatever makes an image impossible is found before the freeze.
             self.prepare(&mut half);
         }
@@ -77,14 +76,14 @@ impl Capture {
         let limit = self.container.host.config.runtime.freeze_timeout();
         let frozen = self.cgroup.freeze(limit)?;
         let stopped = self.processes()?;
-        let mut epoch = None;
+        let mut base = None;
         let mut scans = None;
-        if !needs_image(&look) {
+        if !look.half.needs_image() {
             if watched {
-                epoch = self.effects_now();
+                base = self.effects_now();
             }
             let moved = stopped.since(&set);
-            let rested = match (&running, &epoch) {
+            let rested = match (&running, &base) {
                 (Some(running), Some(now)) => running.still_at(now),
                 _ => false,
             };
@@ -94,19 +93,19 @@ impl Capture {
                 look.half = ProcessHalf::Image("processes that went on until the freeze".into());
             }
         }
-        if !needs_image(&look) {
+        if !look.half.needs_image() {
             let found = self.scan(&stopped, look.reread)?;
             match self.held_change(&found, &stopped) {
                 Some(in_use) => look.half = held(&in_use),
                 None => scans = Some(found),
             }
         }
-        if needs_image(&look) {
+        if look.half.needs_image() {
             self.prepare(&mut half);
             self.image(&mut half, &stopped, &places);
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
-            epoch = watched.then(|| self.effects_now()).flatten();
+            base = watched.then(|| self.effects_now()).flatten();
         }
         let scans = match scans {
             Some(scans) => scans,
@@ -124,7 +123,7 @@ impl Capture {
         drop(still);
         let capture_us = micros(capture.elapsed());
         self.record(&look.half, last, &places, thawed.as_ref())?;
-        self.base = epoch;
+        self.base = base;
         let class = decide::class(count > 0, &look.half);
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,

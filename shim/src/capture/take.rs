@@ -80,7 +80,7 @@ impl Capture {
         self.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
-        let taken = if matches!(look.half, ProcessHalf::Image(_)) || in_motion {
+        let taken = if look.half.needs_image() || in_motion {
             self.take_frozen(look)
         } else {
             self.take_running(look, &set)
