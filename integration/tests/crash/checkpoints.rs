@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Whoever works on a checkpoint is killed in the middle of it: the shim, the runtime, CRIU.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use crab_integration::{
+    Census, Client, Counter, Crab, DEBIAN, RunOptions, Sandbox, State, Testbed, catch,
+    forget_fifos, poll, processes,
+};
+
+use crate::LIMIT;
+
+/// Where its checkpoints are.
+fn packs(sandbox: &Sandbox) -> PathBuf {
+    sandbox.store().join("packs")
+}
+
+fn entries(dir: &Path) -> usize {
+    fs::read_dir(dir).map_or(0, Iterator::count)
+}
+
+/// When in a checkpoint.
+type Moment = (&'static str, fn(&Sandbox, usize) -> bool);
+
+/// From its first moment to its last.
+const MOMENTS: [Moment; 4] = [
+    ("a process image is begun", |sandbox, _| {
+        sandbox.staging().exists()
+    }),
+    ("memory is written", |sandbox, _| {
+        sandbox.staging().join("pages-1.img").exists()
+    }),
+    ("the process image is whole", |sandbox, _| {
+        sandbox.staging().join("inventory.img").exists()
+    }),
+    ("it is being published", |sandbox, packs_before| {
+        entries(&packs(sandbox)) > packs_before
+    }),
+];
+
+/// Nothing of a container that containerd has cleaned up may be left.
+fn wait_until_cleaned_up(sandbox: &Sandbox, inside: &[u32]) -> Result<()> {
+    for pid in inside {
+        processes::wait_gone(*pid, LIMIT)?;
+    }
+    poll("the runtimes have ended", LIMIT, || {
+        let left = ["runc", "criu"].map(processes::named).concat();
+        Ok(left.is_empty().then_some(()))
+    })?;
+    poll("containerd has cleaned up", LIMIT, || {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let bundle = sandbox.bundle();
+        let left = mounts.contains(&*bundle.to_string_lossy())
+            || sandbox.staging().exists()
+            || Path::new("/run/crab/sandboxes")
+                .join(sandbox.sandbox_id())
+                .exists();
+        Ok((!left).then_some(()))
+    })
+}
+
+fn kill_shim_in_a_checkpoint(client: Client, crab: &Crab, moment: &Moment) -> Result<()> {
+    let (what, is_now) = moment;
+    let sandbox = client.run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(crab, &sandbox, 48)?;
+    let mut answers = BTreeMap::new();
+    for _ in 0..2 {
+        let (answer, turn) = counter.ask()?;
+        ensure!(turn.published, "{turn:?}");
+        answers.insert(turn.number(), answer);
+    }
+    let published = *answers.keys().max().context("no turn")?;
+    answers.insert(published + 1, 3);
+
+    let inside = sandbox.processes()?;
+    let shim = sandbox.shim()?;
+    let packs_before = entries(&packs(&sandbox));
+    let exec = counter.ask_only()?;
+    catch(what, LIMIT, || is_now(&sandbox, packs_before))?;
+    processes::kill(shim)?;
+    processes::wait_gone(shim, LIMIT)?;
+    // Whatever became of it.
+    let _ = exec.wait();
+    wait_until_cleaned_up(&sandbox, &inside)?;
+
+    let turns = crab.turns(&sandbox)?;
+    let head = turns.head.context("no checkpoint is left")?.0;
+    ensure!(
+        head == published || head == published + 1,
+        "the newest checkpoint is {head}, not {published} or the next: {turns:?}"
+    );
+    crab.restore(&sandbox, None)?;
+    assert_eq!(counter.in_file()?, answers[&head]);
+    let (answer, turn) = counter.ask()?;
+    assert_eq!(answer, answers[&head] + 1);
+    assert!(turn.is_whole(), "{turn:?}");
+    // An older one as well, and in the live sandbox.
+    crab.rollback(&sandbox, published - 1)?;
+    assert_eq!(counter.ask()?.0, answers[&(published - 1)] + 1);
+    Ok(())
+}
+
+#[test]
+fn a_shim_killed_in_the_middle_of_a_checkpoint_loses_no_published_one() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for moment in &MOMENTS {
+        for client in testbed.clients() {
+            let before = Census::take()?;
+            kill_shim_in_a_checkpoint(client, &crab, moment)
+                .with_context(|| format!("killed when {} ({})", moment.0, client.name()))?;
+            forget_fifos()?;
+            before.wait_for_nothing_left()?;
+        }
+    }
+    Ok(())
+}
+
+/// Who works on a checkpoint.
+#[derive(Clone, Copy)]
+enum Dumper {
+    Runc,
+    Criu,
+}
+
+impl Dumper {
+    fn at_work(self) -> Vec<u32> {
+        let all = processes::all().into_iter();
+        all.filter(|(_, words)| match self {
+            // As it calls itself then.
+            Self::Criu => words[0].starts_with("criu: dump "),
+            Self::Runc => words[0] == "runc" && words.iter().any(|word| word == "checkpoint"),
+        })
+        .map(|(pid, _)| pid)
+        .collect()
+    }
+}
+
+/// Has the image of a turn fail by killing who writes it; the container goes on.
+fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
+    let sandbox = client.run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(crab, &sandbox, 48)?;
+    assert_eq!(counter.ask()?.0, 1);
+    let last = crab.last_turn(&sandbox)?;
+    let inside = sandbox.processes()?;
+    let exec = counter.ask_only()?;
+    let mut at_work = Vec::new();
+    catch("a dump", LIMIT, || {
+        if sandbox.staging().join("pages-1.img").exists() {
+            at_work = dumper.at_work();
+        }
+        !at_work.is_empty()
+    })?;
+    for pid in at_work {
+        processes::kill(pid)?;
+    }
+    exec.wait()?.ok()?;
+    let turn = crab.wait_for_turn_after(&sandbox, last)?;
+    let why = turn.record.degraded.clone().context("it is whole")?;
+    assert!(why.starts_with("files only: "), "{why}");
+    assert!(turn.published, "{turn:?}");
+    poll("nothing of the dump is left", LIMIT, || {
+        let left = ["runc", "criu"].map(processes::named).concat();
+        Ok((left.is_empty() && !sandbox.staging().exists()).then_some(()))
+    })?;
+    // Thawed, unharmed, and the next checkpoint is whole.
+    assert_eq!(sandbox.state()?, State::Running);
+    assert!(inside.iter().all(|pid| processes::is_alive(*pid)));
+    let (answer, turn) = counter.ask()?;
+    assert_eq!(answer, 3);
+    assert!(turn.is_whole(), "{turn:?}");
+    assert_eq!(counter.ask()?.0, 4);
+    crab.rollback(&sandbox, turn.number())?;
+    assert_eq!(counter.in_file()?, 3);
+    assert_eq!(counter.ask()?.0, 4);
+    Ok(())
+}
+
+#[test]
+fn a_criu_killed_in_a_dump_labels_the_turn_and_harms_nobody() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    for client in testbed.clients() {
+        kill_in_a_dump(client, &testbed.crab(), Dumper::Criu).context(client.name())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_runc_killed_in_a_dump_labels_the_turn_and_harms_nobody() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    for client in testbed.clients() {
+        kill_in_a_dump(client, &testbed.crab(), Dumper::Runc).context(client.name())?;
+    }
+    Ok(())
+}
