@@ -31,10 +31,14 @@ pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, C
     let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
     let live = Live::require(&context.config, WHAT, &id).await?;
+    let request = CheckpointRequest {
+        id: id.id().into(),
+        ..Default::default()
+    };
     let timeout = context::with_duration(WORK_TIMEOUT);
     let taken = live
         .client
-        .checkpoint(timeout, &CheckpointRequest::new())
+        .checkpoint(timeout, &request)
         .await
         .map_err(|error| refusal(WHAT, &id, &error))?;
     let taken = Taken {

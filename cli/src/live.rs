@@ -10,7 +10,7 @@ use std::{
 
 use crab_api::{
     paths,
-    sandbox::{Empty, SandboxStatus},
+    sandbox::{SandboxStatus, StatusRequest},
     sandbox_ttrpc::SandboxClient,
     ttrpc::{self, Code as Rpc, context},
 };
@@ -80,8 +80,16 @@ impl Live {
                 Err(error) => return Err(NoAnswer::Deaf(error.to_string())),
             };
             let context = context::with_duration(STATUS_TIMEOUT);
-            match client.status(context, &Empty::new()).await {
+            let request = StatusRequest {
+                id: id.id().into(),
+                ..Default::default()
+            };
+            match client.status(context, &request).await {
                 Ok(status) => return Ok(Self { client, status }),
+                // That of a pod, of which this container is no more.
+                Err(ttrpc::Error::RpcStatus(status)) if status.code() == Rpc::NOT_FOUND => {
+                    return Err(NoAnswer::Gone);
+                }
                 // A shim that is just being killed still has its socket, and hangs up.
                 Err(error)
                     if !matches!(error, ttrpc::Error::RpcStatus(_))

@@ -50,6 +50,9 @@ struct Row {
     note: Option<String>,
     #[serde(skip)]
     in_store: bool,
+    /// It only holds its pod open.
+    #[serde(skip)]
+    pause: bool,
 }
 
 /// The state of a sandbox that has no shim.
@@ -74,8 +77,8 @@ pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
     while let Some(Ok((number, answer))) = asked.join_next().await {
         rows[number].answered(answer);
     }
-    // Of what has neither, only a directory was left.
-    rows.retain(|row| row.in_store || row.state != GONE);
+    // Of what is in neither store nor shim, only a directory was left.
+    rows.retain(|row| (row.in_store || row.state != GONE) && !row.pause);
     context.answer(&Ps { sandboxes: rows }, text)
 }
 
@@ -144,6 +147,7 @@ impl Row {
             client: None,
             image: None,
             note: None,
+            pause: false,
         };
         match stored {
             None => {}
@@ -172,6 +176,7 @@ impl Row {
                 self.pid = Some(status.pid).filter(|pid| *pid != 0);
                 self.turn = Some(TurnId(status.turn)).max(self.turn);
                 self.turn_open = status.turn_open;
+                self.pause = status.pause;
                 if !status.unobserved.is_empty() {
                     self.add_note(format!("unobserved: {}", status.unobserved));
                 }

@@ -47,8 +47,11 @@ pub(crate) async fn run(
             return Err(CliError::store(format!("cannot {WHAT} {id}"), error.into()));
         }
     }
-    let mut request = RollbackRequest::new();
-    request.turn = turn.0;
+    let request = RollbackRequest {
+        turn: turn.0,
+        id: id.id().into(),
+        ..Default::default()
+    };
     let timeout = context::with_duration(WORK_TIMEOUT);
     let done = live
         .client

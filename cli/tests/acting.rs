@@ -42,7 +42,7 @@ impl sandbox_ttrpc::Sandbox for Shim {
     async fn status(
         &self,
         _: &ttrpc::asynchronous::TtrpcContext,
-        _: Empty,
+        _: StatusRequest,
     ) -> ttrpc::Result<SandboxStatus> {
         Ok(SandboxStatus {
             state: self.state.lock().unwrap().clone(),

@@ -14,10 +14,12 @@ use anyhow::{Context, Result};
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 use serde_json::{Value, json};
 
+use crate::pod::Annotations;
+
 /// The specification as the client gave it.
 const ORIGINAL: &str = "config.crab.json";
 /// The specification that the runtime reads.
-const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 
 /// A container's bundle.
 #[derive(Debug, Clone)]
@@ -27,6 +29,8 @@ pub(crate) struct Bundle {
     args: Vec<String>,
     /// A network namespace of the container's own is asked for.
     own_netns: bool,
+    own_pidns: bool,
+    pause: bool,
     original: Vec<u8>,
 }
 
@@ -55,6 +59,9 @@ impl Bundle {
             && namespaces
                 .iter()
                 .any(|ns| ns.typ() == LinuxNamespaceType::Network && ns.path().is_none());
+        let own_pidns = namespaces
+            .iter()
+            .any(|ns| ns.typ() == LinuxNamespaceType::Pid && ns.path().is_none());
         let args = spec
             .process()
             .as_ref()
@@ -69,6 +76,8 @@ impl Bundle {
             },
             args,
             own_netns,
+            own_pidns,
+            pause: Annotations::of(&original).is_pause(),
             original,
         })
     }
@@ -96,6 +105,17 @@ impl Bundle {
     /// Whether the container asks for a network namespace of its own.
     pub(crate) fn wants_own_netns(&self) -> bool {
         self.own_netns
+    }
+
+    /// Whether the container has a process namespace that nobody shares: not the
+    /// host's, and not its pod's.
+    pub(crate) fn has_own_processes(&self) -> bool {
+        self.own_pidns
+    }
+
+    /// Whether the container only holds its pod open.
+    pub(crate) fn is_pause(&self) -> bool {
+        self.pause
     }
 
     /// Writes the specification for the runtime: with the network namespace

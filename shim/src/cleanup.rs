@@ -6,6 +6,7 @@
 
 use std::{
     fs,
+    os::unix::net::UnixStream,
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -76,7 +77,11 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         let _ = fs::remove_dir_all(dir);
     }
     if let Some(address) = note(ADDRESS_FILE) {
-        let _ = fs::remove_file(Path::new(address.trim_start_matches("unix://")));
+        let socket = Path::new(address.trim_start_matches("unix://"));
+        // A shim that still listens has the pod's other containers.
+        if UnixStream::connect(socket).is_err() {
+            let _ = fs::remove_file(socket);
+        }
     }
     let response = DeleteResponse {
         pid: init.unwrap_or(0) as u32,

@@ -127,8 +127,8 @@ impl Process {
 pub(crate) enum StateError {
     #[error("{what} {id}: not found")]
     NotFound { what: &'static str, id: String },
-    #[error("exec {0}: already exists")]
-    Exists(String),
+    #[error("{what} {id}: already exists")]
+    Exists { what: &'static str, id: String },
     #[error("cannot {verb} {id}: it is {state}")]
     Precondition {
         verb: &'static str,
@@ -218,7 +218,10 @@ impl Processes {
             Some(_) => {}
         }
         if table.contains_key(exec) {
-            return Err(StateError::Exists(exec.into()));
+            return Err(StateError::Exists {
+                what: "exec",
+                id: exec.into(),
+            });
         }
         table.insert(exec.into(), process);
         self.publisher

@@ -4,8 +4,8 @@
 use async_trait::async_trait;
 use crab_api::{
     sandbox::{
-        CheckpointRequest, CheckpointResponse, Empty, RollbackRequest, RollbackResponse,
-        SandboxStatus,
+        CheckpointRequest, CheckpointResponse, RollbackRequest, RollbackResponse, SandboxStatus,
+        StatusRequest,
     },
     sandbox_ttrpc::Sandbox,
 };
@@ -13,16 +13,13 @@ use crab_store::TurnId;
 use ttrpc::{Code, r#async::TtrpcContext, error::Result};
 
 use crate::{
-    capture::micros,
-    container::Phase,
-    sandbox::Container,
-    task::{Slot, refuse},
+    capture::micros, container::Phase, containers::Containers, sandbox::Container, task::refuse,
     turns::Turns,
 };
 
 /// The Sandbox service of one shim.
 pub(crate) struct Control {
-    pub(crate) slot: Slot,
+    pub(crate) containers: Containers,
 }
 
 fn turns(container: &Container) -> Result<&Turns> {
@@ -43,8 +40,8 @@ fn running(container: &Container) -> Result<()> {
 
 #[async_trait]
 impl Sandbox for Control {
-    async fn status(&self, _: &TtrpcContext, _: Empty) -> Result<SandboxStatus> {
-        let container = self.slot.get()?;
+    async fn status(&self, _: &TtrpcContext, req: StatusRequest) -> Result<SandboxStatus> {
+        let container = self.containers.named(&req.id)?;
         let status = turns(&container)?.status();
         let phase = container.processes.init()?;
         Ok(SandboxStatus {
@@ -58,6 +55,7 @@ impl Sandbox for Control {
             has_checkpoint: status.checkpoint.is_some(),
             unobserved: status.unobserved.unwrap_or_default(),
             bundle: container.bundle.dir().display().to_string(),
+            pause: container.bundle.is_pause(),
             ..Default::default()
         })
     }
@@ -65,9 +63,9 @@ impl Sandbox for Control {
     async fn checkpoint(
         &self,
         _: &TtrpcContext,
-        _: CheckpointRequest,
+        req: CheckpointRequest,
     ) -> Result<CheckpointResponse> {
-        let container = self.slot.get()?;
+        let container = self.containers.named(&req.id)?;
         running(&container)?;
         let done = turns(&container)?
             .checkpoint()
@@ -84,7 +82,7 @@ impl Sandbox for Control {
     }
 
     async fn rollback(&self, _: &TtrpcContext, req: RollbackRequest) -> Result<RollbackResponse> {
-        let container = self.slot.get()?;
+        let container = self.containers.named(&req.id)?;
         running(&container)?;
         let done = turns(&container)?
             .roll_back(TurnId(req.turn))

@@ -106,6 +106,11 @@ fn begin(
     if !config.checkpoints.enabled {
         return Ok(without("checkpoints are switched off in the configuration"));
     }
+    if container.bundle.is_pause() {
+        return Ok(without(
+            "it only holds its pod open, and is never checkpointed",
+        ));
+    }
     let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
     let store = Store::create(&config.store)?;
     if let Ok(sandbox) = store.sandbox(&container.id) {

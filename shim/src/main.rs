@@ -11,14 +11,17 @@
 //! [`capture`], [`publish`]) and [`rollback`].
 
 mod args;
+mod bootstrap;
 mod bundle;
 mod capture;
 mod cleanup;
 mod container;
+mod containers;
 mod control;
 mod decide;
 mod history;
 mod pipes;
+mod pod;
 mod publish;
 mod publisher;
 mod sandbox;
@@ -35,7 +38,7 @@ mod upper;
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     process::ExitCode,
     sync::Arc,
@@ -43,6 +46,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use args::Action;
+use bootstrap::{Caller, INPUT_LIMIT};
 use crab_config::{Config, LogLevel};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -66,8 +70,14 @@ fn run() -> Result<()> {
         }
         Action::Info => info(),
         Action::Start => {
-            let address = start::start(&args)?;
-            write_out(address.as_bytes())
+            let mut input = Vec::new();
+            io::stdin()
+                .take(INPUT_LIMIT)
+                .read_to_end(&mut input)
+                .context("read what containerd sends")?;
+            let caller = Caller::of(&input, &args);
+            let address = start::start(&args, caller.socket_dir())?;
+            write_out(&caller.answer(&address))
         }
         Action::Delete => write_out(&cleanup::delete(&args)?),
         Action::Serve => {

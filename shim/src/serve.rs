@@ -24,11 +24,12 @@ use ttrpc::r#async::{Server, Service, transport::Listener};
 
 use crate::{
     args::Args,
+    containers::Containers,
     control::Control,
     publisher::Publisher,
     sandbox::Host,
     start::{ADDRESS_FILE, LISTENER_FD},
-    task::{Slot, TaskService},
+    task::TaskService,
 };
 
 /// The environment variable in which containerd names its ttrpc socket.
@@ -80,17 +81,17 @@ async fn run(args: &Args, config: Config, reaper: Reaper, listener: UnixListener
         address: address.clone(),
     });
     let shutdown = Arc::new(Notify::new());
-    let slot = Slot::default();
+    let containers = Containers::default();
     let task = Arc::new(TaskService {
         host: host.clone(),
-        slot: slot.clone(),
+        containers: containers.clone(),
         shutdown: shutdown.clone(),
     });
     listener.set_nonblocking(true)?;
     let mut server = Server::new()
         .add_listener(Listener::try_from(listener)?)
         .register_service(task_services(task))
-        .register_service(create_sandbox(Arc::new(Control { slot })));
+        .register_service(create_sandbox(Arc::new(Control { containers })));
     server.start().await.context("serve")?;
     shutdown.notified().await;
     // The answer to Shutdown itself still has to go out.

@@ -8,8 +8,7 @@
 //! The socket listens before the address is printed, so that containerd's first
 //! connection is queued even if the shim has not begun to accept.
 //!
-//! The answer is a bare address, which every containerd from 1.6 to 2.x takes for
-//! a shim that speaks version 2 of the Task service.
+//! The containers of a pod have one shim, that of the first: see [`crate::pod`].
 
 use std::{
     fs, io,
@@ -21,16 +20,13 @@ use std::{
             process::CommandExt,
         },
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result};
 
-use crate::args::Args;
-
-/// Where shims listen. Short, because a socket's address holds 107 bytes.
-const SOCKET_DIR: &str = "/run/containerd/s";
+use crate::{args::Args, bundle::CONFIG, pod::Annotations};
 
 /// The descriptor at which the shim finds its listening socket.
 pub(crate) const LISTENER_FD: i32 = 3;
@@ -39,15 +35,15 @@ pub(crate) const LISTENER_FD: i32 = 3;
 /// `delete` read it.
 pub(crate) const ADDRESS_FILE: &str = "address";
 
-/// The socket of one shim. The same for the same container of the same
+/// The name of a shim's socket. The same for the same group (or container) of the same
 /// containerd, so that a second start finds the first's shim.
-fn socket_path(args: &Args) -> PathBuf {
+fn socket_name(args: &Args, group: &str) -> String {
     let mut hash = blake3::Hasher::new();
-    for part in [&args.address, &args.namespace, &args.id] {
+    for part in [args.address.as_str(), &args.namespace, group] {
         hash.update(part.as_bytes());
         hash.update(b"\0");
     }
-    Path::new(SOCKET_DIR).join(format!("crab-{}", &hash.finalize().to_hex()[..40]))
+    format!("crab-{}", &hash.finalize().to_hex()[..40])
 }
 
 /// Listens on `path`. `None`: a living shim has it already.
@@ -81,10 +77,13 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Starts a shim in the current directory, the bundle, unless it has one, and
-/// tells its address.
-pub(crate) fn start(args: &Args) -> Result<String> {
-    let path = socket_path(args);
+/// Starts a shim in the current directory, the bundle, unless its pod has one, and
+/// tells the address.
+pub(crate) fn start(args: &Args, socket_dir: &Path) -> Result<String> {
+    let config = fs::read(CONFIG).context("read config.json in the bundle")?;
+    let annotations = Annotations::of(&config);
+    let group = annotations.group().unwrap_or(&args.id);
+    let path = socket_dir.join(socket_name(args, group));
     let address = format!("unix://{}", path.display());
     fs::write(ADDRESS_FILE, &address).context("write the address into the bundle")?;
     let Some(listener) = listen(&path)? else {

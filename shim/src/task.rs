@@ -4,7 +4,7 @@
 //! Every call is one method of [`Container`] or a look at its processes; here are
 //! only the messages and the gRPC codes that the Go shim answers with.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use containerd_shim_protos::{
@@ -28,6 +28,7 @@ use ttrpc::{
 
 use crate::{
     container::{INIT, Process, StateError},
+    containers::Containers,
     sandbox::{Container, CreateFailure, Host},
     stats,
     stdio::{Client, StdioPaths},
@@ -47,38 +48,17 @@ impl From<StateError> for Error {
     fn from(error: StateError) -> Self {
         let code = match error {
             StateError::NotFound { .. } => Code::NOT_FOUND,
-            StateError::Exists(_) => Code::ALREADY_EXISTS,
+            StateError::Exists { .. } => Code::ALREADY_EXISTS,
             StateError::Precondition { .. } => Code::FAILED_PRECONDITION,
         };
         refuse(code, error)
     }
 }
 
-/// The one container of this shim, once it is created.
-#[derive(Clone, Default)]
-pub(crate) struct Slot {
-    container: Arc<Mutex<Option<Arc<Container>>>>,
-}
-
-impl Slot {
-    /// The container.
-    pub(crate) fn get(&self) -> Result<Arc<Container>> {
-        self.lock()
-            .clone()
-            .ok_or_else(|| refuse(Code::NOT_FOUND, "the container is not created"))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Arc<Container>>> {
-        self.container
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The Task service of one shim.
 pub(crate) struct TaskService {
     pub(crate) host: Arc<Host>,
-    pub(crate) slot: Slot,
+    pub(crate) containers: Containers,
     /// Rung when containerd lets the shim go.
     pub(crate) shutdown: Arc<Notify>,
 }
@@ -95,12 +75,7 @@ fn paths(stdin: String, stdout: String, stderr: String, terminal: bool) -> Stdio
 #[async_trait]
 impl Task for TaskService {
     async fn create(&self, _: &TtrpcContext, req: CreateTaskRequest) -> Result<CreateTaskResponse> {
-        if self.slot.lock().is_some() {
-            return Err(refuse(
-                Code::ALREADY_EXISTS,
-                format!("container {}", req.id),
-            ));
-        }
+        let reserved = self.containers.reserve(&req.id)?;
         let container = Container::create(&self.host, req)
             .await
             .map_err(|e| match e {
@@ -108,7 +83,7 @@ impl Task for TaskService {
                 CreateFailure::Failed(e) => unknown(e),
             })?;
         let pid = container.processes.init()?.pid() as u32;
-        *self.slot.lock() = Some(container);
+        reserved.fill(container);
         Ok(CreateTaskResponse {
             pid,
             ..Default::default()
@@ -116,7 +91,7 @@ impl Task for TaskService {
     }
 
     async fn start(&self, _: &TtrpcContext, req: StartRequest) -> Result<StartResponse> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         container.processes.starting(&req.exec_id)?;
         let pid = if req.exec_id == INIT {
             container.start_init().await
@@ -131,7 +106,7 @@ impl Task for TaskService {
     }
 
     async fn exec(&self, _: &TtrpcContext, req: ExecProcessRequest) -> Result<Empty> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         let paths = paths(req.stdin, req.stdout, req.stderr, req.terminal);
         let client = Client::open(&paths).map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?;
         let mut process = Process::new(crate::container::Phase::Created(None), paths, Some(client));
@@ -145,7 +120,7 @@ impl Task for TaskService {
     }
 
     async fn state(&self, _: &TtrpcContext, req: StateRequest) -> Result<StateResponse> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         let (phase, paths) = container
             .processes
             .with(&req.exec_id, |p| (p.phase, p.paths.clone()))?;
@@ -169,7 +144,11 @@ impl Task for TaskService {
     }
 
     async fn wait(&self, _: &TtrpcContext, req: WaitRequest) -> Result<WaitResponse> {
-        let mut ended = self.slot.get()?.processes.ended(&req.exec_id)?;
+        let mut ended = self
+            .containers
+            .get(&req.id)?
+            .processes
+            .ended(&req.exec_id)?;
         let exit = ended
             .wait_for(Option::is_some)
             .await
@@ -183,7 +162,7 @@ impl Task for TaskService {
     }
 
     async fn kill(&self, _: &TtrpcContext, req: KillRequest) -> Result<Empty> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         container
             .kill(&req.exec_id, req.signal as i32, req.all)
             .await?;
@@ -191,10 +170,10 @@ impl Task for TaskService {
     }
 
     async fn delete(&self, _: &TtrpcContext, req: DeleteRequest) -> Result<DeleteResponse> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         let (pid, exit) = container.delete(&req.exec_id).await?;
         if req.exec_id == INIT {
-            self.slot.lock().take();
+            self.containers.remove(&req.id);
         }
         Ok(DeleteResponse {
             pid: pid as u32,
@@ -204,8 +183,8 @@ impl Task for TaskService {
         })
     }
 
-    async fn pids(&self, _: &TtrpcContext, _: PidsRequest) -> Result<PidsResponse> {
-        let container = self.slot.get()?;
+    async fn pids(&self, _: &TtrpcContext, req: PidsRequest) -> Result<PidsResponse> {
+        let container = self.containers.get(&req.id)?;
         let pids = container
             .cgroup()
             .and_then(|cgroup| cgroup.processes().ok())
@@ -222,13 +201,13 @@ impl Task for TaskService {
         })
     }
 
-    async fn pause(&self, _: &TtrpcContext, _: PauseRequest) -> Result<Empty> {
-        self.slot.get()?.pause().await?;
+    async fn pause(&self, _: &TtrpcContext, req: PauseRequest) -> Result<Empty> {
+        self.containers.get(&req.id)?.pause().await?;
         Ok(Empty::new())
     }
 
-    async fn resume(&self, _: &TtrpcContext, _: ResumeRequest) -> Result<Empty> {
-        self.slot.get()?.resume().await?;
+    async fn resume(&self, _: &TtrpcContext, req: ResumeRequest) -> Result<Empty> {
+        self.containers.get(&req.id)?.resume().await?;
         Ok(Empty::new())
     }
 
@@ -240,8 +219,8 @@ impl Task for TaskService {
             .transpose()
             .map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?
             .unwrap_or_default();
-        self.slot
-            .get()?
+        self.containers
+            .get(&req.id)?
             .standard_checkpoint(&req.path, &options)
             .await
             .map_err(unknown)?;
@@ -249,7 +228,7 @@ impl Task for TaskService {
     }
 
     async fn resize_pty(&self, _: &TtrpcContext, req: ResizePtyRequest) -> Result<Empty> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         let terminal = container
             .processes
             .with(&req.exec_id, |p| p.terminal.clone())?;
@@ -263,7 +242,7 @@ impl Task for TaskService {
     }
 
     async fn close_io(&self, _: &TtrpcContext, req: CloseIORequest) -> Result<Empty> {
-        let container = self.slot.get()?;
+        let container = self.containers.get(&req.id)?;
         let client = container
             .processes
             .with(&req.exec_id, |p| p.client.clone())?;
@@ -275,16 +254,16 @@ impl Task for TaskService {
 
     async fn update(&self, _: &TtrpcContext, req: UpdateTaskRequest) -> Result<Empty> {
         let resources = req.resources.into_option().map(|any| any.value);
-        self.slot
-            .get()?
+        self.containers
+            .get(&req.id)?
             .update(resources.unwrap_or_default())
             .await
             .map_err(unknown)?;
         Ok(Empty::new())
     }
 
-    async fn stats(&self, _: &TtrpcContext, _: StatsRequest) -> Result<StatsResponse> {
-        let container = self.slot.get()?;
+    async fn stats(&self, _: &TtrpcContext, req: StatsRequest) -> Result<StatsResponse> {
+        let container = self.containers.get(&req.id)?;
         let pid = container.processes.init()?.pid();
         let stats = stats::of_process(pid).map_err(unknown)?;
         Ok(StatsResponse {
@@ -293,10 +272,10 @@ impl Task for TaskService {
         })
     }
 
-    async fn connect(&self, _: &TtrpcContext, _: ConnectRequest) -> Result<ConnectResponse> {
+    async fn connect(&self, _: &TtrpcContext, req: ConnectRequest) -> Result<ConnectResponse> {
         let pid = self
-            .slot
-            .get()
+            .containers
+            .get(&req.id)
             .ok()
             .and_then(|c| c.processes.init().ok())
             .map_or(0, |phase| phase.pid());
@@ -309,8 +288,8 @@ impl Task for TaskService {
     }
 
     async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Result<Empty> {
-        // A shim whose container is still there stays.
-        if self.slot.get().is_err() {
+        // A shim that still has a container stays.
+        if self.containers.is_empty() {
             self.shutdown.notify_one();
         }
         Ok(Empty::new())

@@ -22,6 +22,10 @@ pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
         .map(|base| base.join(id.namespace()).join(id.id()))
 }
 
+/// Why the processes of some containers are not imaged. A restore needs each process
+/// id again, and in a shared namespace somebody else may have it by then.
+const SHARED_PROCESSES: &str = "its process namespace is shared with its pod or the host: a restore could not have its process ids back";
+
 impl Capture {
     /// The host's CRIU, if it is sound: looked at once, and again when it is another.
     pub(super) fn criu(&self) -> Result<Criu, String> {
@@ -34,6 +38,9 @@ impl Capture {
 
     /// Whether CRIU can be asked, and would do no harm.
     pub(super) fn can_dump(&self) -> Result<Criu, String> {
+        if !self.container.bundle.has_own_processes() {
+            return Err(SHARED_PROCESSES.into());
+        }
         let criu = self.criu()?;
         // With the init, keep-alive or not: a dump takes it along.
         let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;

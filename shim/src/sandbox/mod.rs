@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The container of this shim: what containerd's calls do to it.
+//! A container of this shim: what containerd's calls do to it.
 //!
 //! Owns the bundle, the runtime, the root's mounts and the network namespace.
 //! Its processes' states are in [`crate::container`], its turns, checkpoints and

@@ -97,7 +97,9 @@ impl Task {
     }
 
     fn without(&mut self, reason: String) {
-        tracing::warn!(reason, "this sandbox has no checkpoints");
+        if !self.container.bundle.is_pause() {
+            tracing::warn!(reason, "this sandbox has no checkpoints");
+        }
         self.tell(|status| status.unobserved = Some(reason.clone()));
         self.history = Err(reason);
     }
