@@ -31,7 +31,7 @@ use crate::{
     live::{Live, NoAnswer},
     output::{duration, now_ms},
     rollback::{Back, with},
-    starter,
+    starter::Starter,
 };
 
 const WHAT: &str = "restore";
@@ -62,7 +62,15 @@ pub(crate) async fn run(
     };
     let turn = turn.unwrap_or(manifest.turn);
     check(&sandbox, &manifest).map_err(failed)?;
-    let client = client(&sandbox).map_err(failed)?;
+    let starter = Starter::of(client(&sandbox).map_err(failed)?);
+    let Some(starter) = starter else {
+        return Err(CliError::new(
+            Code::Refused,
+            what,
+            "it is a container of a pod, which Kubernetes replaces by a new one when it has ended",
+            format!("use `crab rollback {id} --turn TURN` while it lives"),
+        ));
+    };
 
     let began = Instant::now();
     let request = RestoreRequest {
@@ -73,7 +81,7 @@ pub(crate) async fn run(
     sandbox
         .request_restore(request)
         .map_err(|error| failed(error.into()))?;
-    let pid = match unless_interrupted(bring_back(context, &sandbox, client)).await {
+    let pid = match unless_interrupted(bring_back(context, &sandbox, starter)).await {
         Ok(pid) => pid,
         Err(why) => {
             let advice = match sandbox.cancel_restore() {
@@ -157,7 +165,7 @@ fn client(sandbox: &SandboxStore) -> Result<Client, StoreError> {
 async fn bring_back(
     context: &Context,
     sandbox: &SandboxStore,
-    client: Client,
+    starter: Starter,
 ) -> Result<u32, String> {
     let id = sandbox.id();
     let before = restores(sandbox)?;
@@ -165,7 +173,7 @@ async fn bring_back(
     let wish_is_open = || matches!(sandbox.restore_request(), Ok(Some(_)));
     let meta = sandbox.meta().map_err(|error| error.to_string())?;
     let bundle = meta.map(|meta| PathBuf::from(meta.bundle));
-    starter::start(client, id, bundle.as_deref(), wish_is_open).await?;
+    starter.start(id, bundle.as_deref(), wish_is_open).await?;
     let deadline = Instant::now() + RUNNING_TIMEOUT;
     loop {
         let mut last = "no shim has come up".to_owned();

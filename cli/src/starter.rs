@@ -21,18 +21,39 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Starts the container; says in one line why that failed. `bundle` is where
-/// containerd had its task's files, and `may_retry` tells whether another try
-/// would still be the restore that is wanted.
-pub(crate) async fn start(
-    client: Client,
-    id: &SandboxId,
-    bundle: Option<&Path>,
-    may_retry: impl Fn() -> bool,
-) -> Result<(), String> {
-    match client {
-        Client::Docker => docker(id, may_retry).await,
-        Client::Containerd => containerd(id, bundle, may_retry).await,
+/// Who can start a container again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Starter {
+    /// `docker start`.
+    Docker,
+    /// `ctr task start`.
+    Containerd,
+}
+
+impl Starter {
+    /// Who can start what that client made. Kubernetes never starts a container a
+    /// second time: it makes a new one, with a new id.
+    pub(crate) fn of(client: Client) -> Option<Self> {
+        match client {
+            Client::Docker => Some(Self::Docker),
+            Client::Containerd => Some(Self::Containerd),
+            Client::Kubernetes => None,
+        }
+    }
+
+    /// Starts the container; says in one line why that failed. `bundle` is where
+    /// containerd had its task's files, and `may_retry` tells whether another try
+    /// would still be the restore that is wanted.
+    pub(crate) async fn start(
+        self,
+        id: &SandboxId,
+        bundle: Option<&Path>,
+        may_retry: impl Fn() -> bool,
+    ) -> Result<(), String> {
+        match self {
+            Self::Docker => docker(id, may_retry).await,
+            Self::Containerd => containerd(id, bundle, may_retry).await,
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crab_api::{
     sandbox_ttrpc,
     ttrpc::{self, Code, asynchronous::Server},
 };
-use crab_store::{Store, TurnId};
+use crab_store::{Client, Store, TurnId};
 use support::*;
 
 /// A shim that answers what it is told to, and notes what it was asked.
@@ -264,6 +264,15 @@ fn a_restore_that_fails_leaves_no_wish_behind() {
     fs::remove_file(packs.join(format!("{}.pack", manifest.packs[0]))).unwrap();
     let error = host.crab(&["restore", "demo"]).error(1);
     assert!(error.contains("is missing"), "{error}");
+}
+
+#[test]
+fn a_container_of_a_pod_is_not_restored_and_what_helps_is_said() {
+    let host = Host::with_history("k8s.io/demo");
+    host.made_by("k8s.io/demo", Client::Kubernetes);
+    let error = host.crab(&["restore", "demo"]).error(4);
+    assert!(error.contains("Kubernetes replaces"), "{error}");
+    assert!(error.contains("crab rollback k8s.io/demo"), "{error}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 use serde_json::{Value, json};
 
-use crate::pod::Annotations;
+use crate::pod::{Annotations, Place};
 
 /// The specification as the client gave it.
 const ORIGINAL: &str = "config.crab.json";
@@ -30,7 +30,7 @@ pub(crate) struct Bundle {
     /// A network namespace of the container's own is asked for.
     own_netns: bool,
     own_pidns: bool,
-    pause: bool,
+    place: Option<Place>,
     original: Vec<u8>,
 }
 
@@ -77,7 +77,7 @@ impl Bundle {
             args,
             own_netns,
             own_pidns,
-            pause: Annotations::of(&original).is_pause(),
+            place: Annotations::of(&original).place(),
             original,
         })
     }
@@ -115,7 +115,12 @@ impl Bundle {
 
     /// Whether the container only holds its pod open.
     pub(crate) fn is_pause(&self) -> bool {
-        self.pause
+        self.place == Some(Place::Pause)
+    }
+
+    /// Whether it is a container of a pod.
+    pub(crate) fn is_of_pod(&self) -> bool {
+        self.place.is_some()
     }
 
     /// Writes the specification for the runtime: with the network namespace

@@ -168,6 +168,8 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
     SandboxMeta {
         client: if container.host.namespace == DOCKER {
             Client::Docker
+        } else if container.bundle.is_of_pod() {
+            Client::Kubernetes
         } else {
             Client::Containerd
         },

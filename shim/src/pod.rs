@@ -27,6 +27,15 @@ pub(crate) struct Annotations {
     annotations: HashMap<String, String>,
 }
 
+/// What a container is in its pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It only holds the pod open.
+    Pause,
+    /// One for which the pod is there.
+    Container,
+}
+
 impl Annotations {
     /// Those of a specification's text. One that cannot be read has none: whoever reads
     /// all of it says what is wrong.
@@ -42,11 +51,12 @@ impl Annotations {
             .map(String::as_str)
     }
 
-    /// Whether the container only holds its pod open.
-    pub(crate) fn is_pause(&self) -> bool {
-        self.annotations
-            .get(KIND)
-            .is_some_and(|kind| kind == "sandbox")
+    /// What the container is in its pod; nothing if it is in none.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.annotations.get(KIND).map(|kind| match kind.as_str() {
+            "sandbox" => Place::Pause,
+            _ => Place::Container,
+        })
     }
 }
 
@@ -60,7 +70,10 @@ mod tests {
             br#"{"annotations": {"io.kubernetes.cri.sandbox-id": "p1",
                  "io.kubernetes.cri.container-type": "sandbox"}}"#,
         );
-        assert_eq!((pause.group(), pause.is_pause()), (Some("p1"), true));
+        assert_eq!(
+            (pause.group(), pause.place()),
+            (Some("p1"), Some(Place::Pause))
+        );
         let container = Annotations::of(
             br#"{"annotations": {"io.kubernetes.cri.sandbox-id": "p1",
                  "io.containerd.runc.v2.group": "g",
@@ -71,6 +84,6 @@ mod tests {
             (Some("g"), false)
         );
         let alone = Annotations::of(br#"{"annotations": null, "process": {}}"#);
-        assert_eq!((alone.group(), alone.is_pause()), (None, false));
+        assert_eq!((alone.group(), alone.place()), (None, None));
     }
 }

@@ -51,6 +51,8 @@ pub enum Client {
     Docker,
     /// A client of containerd's own API.
     Containerd,
+    /// The CRI: a container of a pod.
+    Kubernetes,
 }
 
 impl Client {
@@ -59,6 +61,7 @@ impl Client {
         match self {
             Self::Docker => "docker",
             Self::Containerd => "containerd",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }

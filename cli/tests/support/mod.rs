@@ -103,17 +103,22 @@ impl Host {
         host
     }
 
-    pub(crate) fn history(&self, id: &str) {
-        let writer = self.writer(id);
-        writer
+    /// Says who made a sandbox.
+    pub(crate) fn made_by(&self, id: &str, client: Client) {
+        self.writer(id)
             .set_meta(&SandboxMeta {
-                client: Client::Containerd,
+                client,
                 image: Some("example.test/agent:1".to_owned()),
                 bundle: "/b".to_owned(),
                 created_ms: 1_700_000_000_000,
                 snapshot: Default::default(),
             })
             .unwrap();
+    }
+
+    pub(crate) fn history(&self, id: &str) {
+        self.made_by(id, Client::Containerd);
+        let writer = self.writer(id);
         let commands = [
             "sleep infinity",
             "ls /",
