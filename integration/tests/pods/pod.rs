@@ -25,14 +25,22 @@ impl Pod {
         })
     }
 
-    /// Options of one of its containers.
-    pub(crate) fn options(&self) -> RunOptions {
-        RunOptions::new().flags(annotations(self.pause.id(), "container"))
+    /// One of its containers, in these namespaces of the pause's beside those that all
+    /// containers of a pod share.
+    pub(crate) fn run_in(&self, image: &str, shared: &[&str]) -> Result<Sandbox> {
+        let mut options = RunOptions::new().flags(annotations(self.pause.id(), "container"));
+        let pause = self.pause.pid()?;
+        for kind in ["net", "ipc", "uts"].iter().chain(shared) {
+            let name = if *kind == "net" { "network" } else { kind };
+            let namespace = format!("{name}:/proc/{pause}/ns/{kind}");
+            options = options.flags(["--with-ns".to_owned(), namespace]);
+        }
+        self.client.run(image, options)
     }
 
     /// One of its containers.
     pub(crate) fn run(&self, image: &str) -> Result<Sandbox> {
-        self.client.run(image, self.options())
+        self.run_in(image, &[])
     }
 
     /// The one shim of this pod, the only one of the host.

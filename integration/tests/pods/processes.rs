@@ -13,9 +13,7 @@ fn processes_in_the_pods_namespace_are_not_imaged_and_the_files_are() -> Result<
     let testbed = Testbed::here()?;
     let crab = testbed.crab();
     let pod = Pod::start(testbed.ctr())?;
-    let namespace = format!("pid:/proc/{}/ns/pid", pod.pause.pid()?);
-    let options = pod.options().flags(["--with-ns".to_owned(), namespace]);
-    let sandbox = testbed.ctr().run(DEBIAN, options)?;
+    let sandbox = pod.run_in(DEBIAN, &["pid"])?;
     let script = format!("echo kept >/root/kept; {}", sleeper(1000));
     let turn = crab.turn_of(&sandbox, Class::Full, &script)?;
     let degraded = turn.record.degraded.clone().unwrap_or_default();
@@ -34,9 +32,7 @@ fn what_ran_beside_an_init_that_ends_ends_with_it_and_the_pod_does_not() -> Resu
     let testbed = Testbed::here()?;
     let events = testbed.events()?;
     let pod = Pod::start(testbed.ctr())?;
-    let namespace = format!("pid:/proc/{}/ns/pid", pod.pause.pid()?);
-    let options = pod.options().flags(["--with-ns".to_owned(), namespace]);
-    let sandbox = testbed.ctr().run(BUSYBOX, options)?;
+    let sandbox = pod.run_in(BUSYBOX, &["pid"])?;
     sandbox.sh_ok(&sleeper(1234))?;
     let left = || {
         let is_it = |words: &Vec<String>| words.iter().any(|word| word == "1234");
