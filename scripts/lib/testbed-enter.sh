@@ -7,8 +7,8 @@
 
 set -euo pipefail
 
-ROOT=$1 RUN=$2 REPO=$3 IMAGES=$4 CGROUP=$5
-shift 4
+ROOT=$1 RUN=$2 REPO=$3 IMAGES=$4 CGROUP=$5 CLIENTS=$6
+shift 6
 
 die() {
     echo "testbed: $*" >&2
@@ -43,6 +43,7 @@ for d in containerd docker crab; do
     mount --bind "$RUN/$d" "$new/var/lib/$d"
 done
 [ -z "$IMAGES" ] || mount --bind -o ro "$IMAGES" "$new/usr/share/crab-testbed/images"
+[ -z "$CLIENTS" ] || mount --bind -o ro "$CLIENTS" "$new/usr/local/lib/crab-testbed"
 mount --bind "$REPO" "$new/src"
 # The cache, and this very root in it, must not be seen again below /src.
 [ ! -d "$new/src/.testbed" ] || mount -t tmpfs -o mode=755,ro tmpfs "$new/src/.testbed"
@@ -88,4 +89,4 @@ cd /
 umount -l /.old
 # As systemd leaves it on a usual host; the peer group is this namespace's own.
 mount --make-rshared /
-exec bash /src/scripts/lib/testbed-inside.sh "$@"
+exec bash /src/scripts/lib/testbed-inside.sh "$CGROUP" "$@"

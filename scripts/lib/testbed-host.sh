@@ -20,8 +20,13 @@ host_check() {
     [ ${#missing[@]} = 0 ] || die "--host: missing on this machine: ${missing[*]}"
 }
 
+host_import() {
+    ctr -n "$1" image ls -q | grep -qxF "docker.io/crab/$2:latest" ||
+        ctr -n "$1" image import "$IMAGES/$2.tar" >/dev/null || die "cannot import $2 into containerd"
+}
+
 host_main() {
-    local status=0 name image started=() placed=()
+    local status=0 name image namespace started=() placed=()
     case $VERB in
         run) ;;
         shell) CMD=(bash -l) ;;
@@ -43,6 +48,12 @@ host_main() {
             placed+=("/usr/local/bin/$name")
         fi
     done
+    clients_ensure
+    if [ -n "$CLIENTS" ]; then
+        export PATH=$PATH:$CLIENTS CONTAINER_RUNTIME_ENDPOINT=unix:///run/containerd/containerd.sock
+    else
+        export CRAB_TESTBED_NO_CLIENTS=$NO_CLIENTS
+    fi
     if [ "$SERVICES" = 1 ]; then
         images_ensure / "$CACHE/images-host-$(images_key)"
         for name in containerd dockerd; do
@@ -52,13 +63,18 @@ host_main() {
             fi
         done
         for image in busybox debian; do
-            if ! ctr image ls -q | grep -qx "docker.io/crab/$image:latest"; then
-                ctr image import "$IMAGES/$image.tar" >/dev/null || die "cannot import $image into containerd"
-            fi
+            for namespace in default k8s.io; do
+                host_import "$namespace" "$image"
+            done
             if ! docker image inspect "crab/$image" >/dev/null 2>&1; then
                 docker load -qi "$IMAGES/$image.tar" >/dev/null || die "cannot load $image into Docker"
             fi
         done
+        host_import k8s.io pause
+        # What pods are run with, if nobody has configured anything else.
+        image=$(containerd config default | grep -o 'registry.k8s.io/pause:[0-9.]*' | head -n 1)
+        ctr -n k8s.io image ls -q | grep -qxF "$image" ||
+            ctr -n k8s.io image tag docker.io/crab/pause:latest "$image" >/dev/null || die "cannot name the pause image"
     fi
     (cd "$REPO" && exec env "${ENVS[@]}" "${CMD[@]}") || status=$?
     [ ${#started[@]} = 0 ] || bash "$LIB/testbed-services.sh" stop "${started[@]}" || status=125

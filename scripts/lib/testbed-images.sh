@@ -2,8 +2,9 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034 # variables set here are read in the other files
 #
-# Makes the test images without a registry. Owns $CACHE/images-<suite>-<key>: busybox.tar and debian.tar, each one
-# layer, and each both an OCI layout (for `ctr image import`) and a Docker archive (for `docker load`).
+# Makes the test images without a registry. Owns $CACHE/images-<suite>-<key>: busybox.tar, debian.tar and pause.tar,
+# which holds a pod open; each one layer, and each both an OCI layout (for `ctr image import`) and a Docker archive (for
+# `docker load`).
 # The key covers the root and this file. Files come from an installed Debian system (the cached root, or
 # the host itself with --host) by the file lists of dpkg, never by copying a directory, so that nothing of a
 # host but what its packages brought gets into an image.
@@ -37,6 +38,9 @@ images_ensure() {
         image_busybox "$system" "$tmp/work"
         image_archive "$tmp/work/layer.tar" crab/busybox sh "$tmp/busybox.tar"
         rm -rf "$tmp/work"
+        image_pause "$tmp/work"
+        image_archive "$tmp/work/layer.tar" crab/pause /pause "$tmp/pause.tar"
+        rm -rf "$tmp/work"
         image_debian "$system" "$tmp/work"
         image_archive "$tmp/work/layer.tar" crab/debian bash "$tmp/debian.tar"
         rm -rf "$tmp/work"
@@ -69,6 +73,31 @@ image_busybox() {
         [ "$applet" = busybox ] || ln -s busybox "$fs/bin/$applet"
     done
     tar --numeric-owner --owner=0 --group=0 -C "$fs" -cf "$work/layer.tar" .
+}
+
+# What Kubernetes' own does: it waits for its end, and for those of the pod's processes that are orphans.
+image_pause() {
+    local work=$1
+    tool_ensure gcc gcc
+    mkdir -p "$work/fs"
+    gcc -x c -static -Os -s -o "$work/fs/pause" - <<'SOURCE' || die "cannot compile the pause program"
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void end(int number) { (void)number; _exit(0); }
+static void reap(int number) { (void)number; while (waitpid(-1, 0, WNOHANG) > 0) ; }
+
+int main(void) {
+    struct sigaction on_end = { .sa_handler = end };
+    struct sigaction on_child = { .sa_handler = reap, .sa_flags = SA_NOCLDSTOP };
+    if (sigaction(SIGINT, &on_end, 0) || sigaction(SIGTERM, &on_end, 0) || sigaction(SIGCHLD, &on_child, 0))
+        return 1;
+    for (;;)
+        pause();
+}
+SOURCE
+    tar --numeric-owner --owner=0 --group=0 -C "$work/fs" -cf "$work/layer.tar" .
 }
 
 image_debian() {

@@ -30,11 +30,17 @@ end_all() {
 
 prepare() {
     bash "$SERVICES" start containerd dockerd 4>&- || return 125
-    local image
+    local image archive
     for image in busybox debian; do
-        ctr image import "/usr/share/crab-testbed/images/$image.tar" 4>&- >/dev/null &&
-            docker load -qi "/usr/share/crab-testbed/images/$image.tar" 4>&- >/dev/null || return 125
+        archive=/usr/share/crab-testbed/images/$image.tar
+        ctr image import "$archive" 4>&- >/dev/null &&
+            ctr -n k8s.io image import "$archive" 4>&- >/dev/null &&
+            docker load -qi "$archive" 4>&- >/dev/null || return 125
     done
+    # Under the name that this containerd runs pods with unless it is told another one.
+    image=$(containerd config default | grep -o 'registry.k8s.io/pause:[0-9.]*' | head -n 1)
+    ctr -n k8s.io image import /usr/share/crab-testbed/images/pause.tar 4>&- >/dev/null &&
+        ctr -n k8s.io image tag docker.io/crab/pause:latest "$image" 4>&- >/dev/null || return 125
     bash "$SERVICES" stop dockerd containerd 4>&- || return 125
     : >/tmp/prepared
 }

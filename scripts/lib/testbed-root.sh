@@ -13,6 +13,8 @@ ROOT_PACKAGES=(
     containerd runc crun criu docker.io docker-cli tini
     # what CRIU, Docker and the tests call
     ca-certificates iproute2 iptables nftables procps psmisc attr acl e2fsprogs kmod libcap2-bin
+    # what the CRI and nerdctl call, and where critest has its images from
+    containernetworking-plugins docker-registry
     # what the test images are made of, and what demo and tests drive
     bash busybox-static gcc git libc6-dev make python3 sqlite3 tmux
     # what one needs to look at it
@@ -72,9 +74,10 @@ CFG
     echo crab-testbed >"$tmp/etc/hostname"
     printf '127.0.0.1 localhost crab-testbed\n::1 localhost\n' >"$tmp/etc/hosts"
     : >"$tmp/etc/resolv.conf"
+    echo 'runtime-endpoint: unix:///run/containerd/containerd.sock' >"$tmp/etc/crictl.yaml"
     # The repository may belong to another user than root.
     printf '[safe]\n\tdirectory = *\n' >"$tmp/etc/gitconfig"
-    mkdir -p "$tmp"/{src,.old} "$tmp"/usr/share/crab-testbed/images "$tmp"/var/lib/{containerd,docker,crab}
+    mkdir -p "$tmp"/{src,.old} "$tmp"/usr/share/crab-testbed/images "$tmp"/usr/local/lib/crab-testbed "$tmp"/var/lib/{containerd,docker,crab}
     chmod 700 "$tmp/var/lib/crab"
     mv -T "$tmp" "$ROOT"
     BUILT=1
@@ -119,9 +122,9 @@ package_install() {
 cache_prune() {
     local path
     if flock -n "$CACHE_LOCK"; then
-        for path in "$CACHE"/{root,images,state}-"$SUITE"-*; do
+        for path in "$CACHE"/{root,images,state}-"$SUITE"-* "$CACHE"/clients-*; do
             case $path in
-                "$ROOT" | "$IMAGES" | "$STATE") ;;
+                "$ROOT" | "$IMAGES" | "$STATE" | "$CLIENTS") ;;
                 *) rm -rf --one-file-system "$path" ;;
             esac
         done

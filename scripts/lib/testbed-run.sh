@@ -81,10 +81,11 @@ state_copy() {
 run_environment() {
     local name
     PASS=(HOME=/root LANG=C.UTF-8 USER=root CRAB_TESTBED=1
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/lib/crab-testbed)
+    [ -n "$CLIENTS" ] || PASS+=("CRAB_TESTBED_NO_CLIENTS=$NO_CLIENTS")
     for name in $(compgen -e); do
         case $name in
-            CRAB_TESTBED_CACHE) ;;
+            CRAB_TESTBED_*) ;;
             CRAB_* | RUST_* | CI | TERM) PASS+=("$name=${!name}") ;;
         esac
     done
@@ -124,7 +125,7 @@ run_testbed() {
         exec env -i --default-signal=INT,QUIT "${PASS[@]}" \
             setpriv --pdeathsig KILL \
             unshare --mount --propagation private --uts --ipc --net --cgroup --pid --fork --kill-child=KILL -- \
-            bash "$LIB/testbed-enter.sh" "$ROOT" "$RUN" "$REPO" "${IMAGES:-}" "$CGROUP" "$mode" "$SERVICES" "${CMD[@]}"
+            bash "$LIB/testbed-enter.sh" "$ROOT" "$RUN" "$REPO" "${IMAGES:-}" "$CGROUP" "$CLIENTS" "$mode" "$SERVICES" "${CMD[@]}"
     ) 4>>"$RUN/report" <&0 &
     UNIT=$!
     wait "$UNIT" || STATUS=$?

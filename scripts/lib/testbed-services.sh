@@ -9,6 +9,7 @@
 set -uo pipefail
 
 PIDS=/run/crab-testbed
+SAMPLES=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../config/samples
 WAIT=600 # in steps of 50 ms
 
 die() {
@@ -28,6 +29,63 @@ answers() {
     esac >/dev/null 2>&1
 }
 
+# containerd's configuration: the sample that users get, as it is, and after it what this host needs.
+configure() {
+    local sample runtime images bin_dir
+    case $(containerd --version | awk '{ print $3 }') in
+        1.*)
+            sample=containerd-1.7.toml
+            runtime=io.containerd.grpc.v1.cri
+            images=$runtime
+            bin_dir='bin_dir = "/usr/lib/cni"'
+            ;;
+        *)
+            sample=containerd-2.toml
+            runtime=io.containerd.cri.v1.runtime
+            images=io.containerd.cri.v1.images
+            bin_dir='bin_dirs = ["/usr/lib/cni"]'
+            ;;
+    esac
+    mkdir -p "$PIDS/cni"
+    {
+        cat "$SAMPLES/$sample" && cat <<CFG
+[plugins."$runtime"]
+  # The machine may lack CAP_SYS_RESOURCE, and then no process gets a lower score than containerd's.
+  restrict_oom_score_adj = true
+$(cgroups_of_pods)
+[plugins."$runtime".cni]
+  $bin_dir
+  conf_dir = "$PIDS/cni"
+[plugins."$images".registry]
+  config_path = "$PIDS/registries"
+CFG
+    } >"$PIDS/containerd.toml" &&
+        # No masquerading and no packet filter: nothing is beyond this network.
+        cat >"$PIDS/cni/10-crab.conflist" <<'CNI'
+{
+  "cniVersion": "0.4.0",
+  "name": "crab-testbed",
+  "plugins": [
+    {
+      "type": "bridge", "bridge": "crab0", "isGateway": true, "hairpinMode": true,
+      "ipam": {
+        "type": "host-local", "dataDir": "/run/crab-testbed/ipam",
+        "ranges": [[{ "subnet": "10.85.0.0/16" }]], "routes": [{ "dst": "0.0.0.0/0" }]
+      }
+    },
+    { "type": "portmap", "capabilities": { "portMappings": true } }
+  ]
+}
+CNI
+}
+
+# The CRI gives every pod CPU shares, which runc refuses where the cpu controller is bound to v1.
+cgroups_of_pods() {
+    if [ "${TESTBED_CGROUP:-}" = v2 ] && ! grep -qw cpu /sys/fs/cgroup/cgroup.controllers; then
+        echo '  disable_cgroup = true'
+    fi
+}
+
 launch() {
     # shellcheck disable=SC2016 # expanded by the inner shell
     # The score keeps the kernel's OOM killer off the daemons, as their units do.
@@ -40,11 +98,7 @@ start() {
     rm -f "$PIDS/$1.pid"
     case $1 in
         containerd)
-            # Without CRI, which wants a CNI configuration; both names, of 1.x and 2.x.
-            cat >"$PIDS/containerd.toml" <<'CFG'
-version = 2
-disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]
-CFG
+            configure || die "cannot configure containerd in $PIDS"
             launch containerd containerd --config "$PIDS/containerd.toml"
             ;;
         dockerd)
