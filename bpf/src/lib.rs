@@ -48,7 +48,7 @@ pub use counters::{Effects, Spared};
 pub use ids::{CgroupId, Device};
 pub use pins::{CloseError, OpenError};
 pub use probe::{Unsupported, probe};
-pub use tracer::{AttendError, EffectsError, MAX_DEVICES, Tracer, WatchError};
+pub use tracer::{AttendError, EffectsError, LostError, MAX_DEVICES, Tracer, WatchError};
 
 /// The set of programs that this crate loads, as it is named to users.
 pub const PROGRAMS: &str = "tp_btf";

@@ -71,6 +71,11 @@ pub enum EffectsError {
 #[error("count system calls: {}", one_line(.0))]
 pub struct AttendError(#[from] MapError);
 
+/// How many events were lost could not be read.
+#[derive(Debug, Error)]
+#[error("read the count of lost events: {}", one_line(.0))]
+pub struct LostError(#[from] MapError);
+
 /// The attached programs and their maps.
 ///
 /// Dropping it leaves the programs counting, for the next one to take over.
@@ -218,6 +223,15 @@ impl Tracer {
         self.sum(cgroup, member)
             .map(|words| Effects::from_words(&words))
             .map_err(|source| EffectsError::Map { cgroup, source })
+    }
+
+    /// Events since the programs were loaded that could not be told whose they were;
+    /// each counts as [`Effects::lost`] of every sandbox.
+    ///
+    /// # Errors
+    /// When the map refuses.
+    pub fn lost_anywhere(&self) -> Result<u64, LostError> {
+        Ok(self.lost.get(&0, 0)?)
     }
 
     /// Counts completed system calls too ([`Effects::calls`]), in every sandbox, from

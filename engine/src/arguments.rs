@@ -5,29 +5,58 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use crab_api::paths;
+use crab_config::Config;
+
+use crate::endpoint::Claim;
 
 /// Crab's host daemon: counts what sandboxes do.
 #[derive(Debug, Parser)]
 #[command(name = "crabd", version)]
 pub(crate) struct Arguments {
-    /// Socket to serve; its lock lies beside it
-    #[arg(long, default_value = "/run/crab/crabd.sock")]
-    pub(crate) socket: PathBuf,
+    /// Socket to serve, its lock beside it; without this crabd.sock in the configured run_dir
+    #[arg(long)]
+    socket: Option<PathBuf>,
 
     /// Directory for the pinned programs; a BPF file system is mounted if it is on none
     #[arg(long, default_value = "/sys/fs/bpf/crab")]
     pub(crate) pin_dir: PathBuf,
 
-    /// What to log to stderr: a level, or target=level,...
-    #[arg(long, default_value = "info")]
-    pub(crate) log: String,
+    /// What to log to stderr: a level, or target=level,...; without this the configured log_level
+    #[arg(long)]
+    log: Option<String>,
 
     /// Unpin and exit after so many seconds without a sandbox; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     idle_exit: u64,
+
+    /// Take the place of a crabd that is running, rather than leave it to that one
+    #[arg(long)]
+    take_over: bool,
+
+    /// Load and attach the programs, undo it, tell what came of it, and exit
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 impl Arguments {
+    pub(crate) fn socket(&self, config: &Config) -> PathBuf {
+        let configured = || paths::crabd_socket(&config.run_dir);
+        self.socket.clone().unwrap_or_else(configured)
+    }
+
+    pub(crate) fn log(&self, config: &Config) -> String {
+        let configured = || config.log_level.as_str().to_owned();
+        self.log.clone().unwrap_or_else(configured)
+    }
+
+    pub(crate) fn claim(&self) -> Claim {
+        match self.take_over {
+            true => Claim::TakeOver,
+            false => Claim::Modest,
+        }
+    }
+
     pub(crate) fn idle_exit(&self) -> Option<Duration> {
         (self.idle_exit > 0).then(|| Duration::from_secs(self.idle_exit))
     }
@@ -43,5 +72,24 @@ mod tests {
         Arguments::command().debug_assert();
         let never = Arguments::parse_from(["crabd", "--idle-exit", "0"]);
         assert_eq!(never.idle_exit(), None);
+        assert_eq!(never.claim(), Claim::Modest);
+    }
+
+    #[test]
+    fn what_is_not_said_comes_from_the_configuration() {
+        let config = Config {
+            run_dir: "/run/other".into(),
+            log_level: crab_config::LogLevel::Debug,
+            ..Config::default()
+        };
+        let silent = Arguments::parse_from(["crabd"]);
+        assert_eq!(
+            silent.socket(&config),
+            PathBuf::from("/run/other/crabd.sock")
+        );
+        assert_eq!(silent.log(&config), "debug");
+        let explicit = Arguments::parse_from(["crabd", "--socket", "/s", "--log", "warn"]);
+        assert_eq!(explicit.socket(&config), PathBuf::from("/s"));
+        assert_eq!(explicit.log(&config), "warn");
     }
 }

@@ -5,6 +5,7 @@
 //! come again), the socket goes, connections end, and the lock with the
 //! process. A crabd started meanwhile waits for the lock.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use tracing::{info, warn};
 
 use crate::arguments::Arguments;
 use crate::endpoint::{Election, elect, listen, remove};
+use crate::readiness::{READY, STOPPING, tell};
 use crate::service::Service;
 use crate::state::State;
 
@@ -28,29 +30,27 @@ const SWEEP: Duration = Duration::from_millis(500);
 /// For how long connections may take to end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<()> {
     // Before the election: none of them may kill a crabd that holds the lock.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
-    let lock = match elect(&arguments.socket)? {
+    let lock = match elect(socket, arguments.claim())? {
         Election::Won(lock) => lock,
         Election::Lost => {
-            info!(
-                "another crabd already serves {}",
-                arguments.socket.display()
-            );
+            info!("another crabd already serves {}", socket.display());
             return Ok(());
         }
     };
     let service = Service::new(State::open(&arguments.pin_dir));
-    let listener = UnixListener::from_std(listen(&arguments.socket, &lock)?)
-        .context("hand the socket to the runtime")?;
+    let listener =
+        UnixListener::from_std(listen(socket, &lock)?).context("hand the socket to the runtime")?;
     let mut server = Server::new()
         .add_listener(Listener::from(listener))
         .register_service(create_tracer(Arc::new(service.clone())));
     server.start().await.context("start to serve")?;
-    info!("serving {}", arguments.socket.display());
+    info!("serving {}", socket.display());
+    tell(READY);
 
     let mut tick = interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -72,9 +72,10 @@ pub(crate) async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
 
     info!("stopping: {why}");
+    tell(STOPPING);
     service.state().close();
-    if let Err(error) = remove(&arguments.socket) {
-        warn!("remove {}: {error}", arguments.socket.display());
+    if let Err(error) = remove(socket) {
+        warn!("remove {}: {error}", socket.display());
     }
     if timeout(FAREWELL, server.shutdown()).await.is_err() {
         warn!("connections are still open");

@@ -15,7 +15,10 @@ use std::time::{Duration, Instant};
 
 use crab_api::paths;
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
 use thiserror::Error;
+
+use crate::holder::Holder;
 
 /// For how long a lock may be held by one that does not answer: one that is
 /// loading its programs, or on its way out.
@@ -33,6 +36,8 @@ pub(crate) enum EndpointError {
     },
     #[error("{path} is held by a crabd that does not answer")]
     Unresponsive { path: PathBuf },
+    #[error("{path} is held by a crabd that does not end")]
+    Lasting { path: PathBuf },
 }
 
 /// The right to serve in a run directory.
@@ -49,8 +54,17 @@ pub(crate) enum Election {
     Lost,
 }
 
+/// Who gives way to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// To one that answers.
+    Modest,
+    /// The other one to this: it is told to end, and killed if it does not.
+    TakeOver,
+}
+
 /// Takes the lock beside `socket`, or finds that its holder answers.
-pub(crate) fn elect(socket: &Path) -> Result<Election, EndpointError> {
+pub(crate) fn elect(socket: &Path, claim: Claim) -> Result<Election, EndpointError> {
     let directory = socket
         .parent()
         .filter(|directory| !directory.as_os_str().is_empty())
@@ -75,15 +89,34 @@ pub(crate) fn elect(socket: &Path) -> Result<Election, EndpointError> {
         .mode(0o600)
         .open(&path)
         .map_err(|source| at("open", &path, source))?;
-    let start = Instant::now();
+    let mut start = Instant::now();
+    // What a holder that is in the way has been sent, the mildest first.
+    let mut signals = [Signal::TERM, Signal::KILL].into_iter();
+    let mut next_signal = start;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Election::Won(Lock { _file: file })),
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(source) => return Err(at("lock", &path, source.into())),
         }
-        if UnixStream::connect(socket).is_ok() {
-            return Ok(Election::Lost);
+        match claim {
+            Claim::Modest if UnixStream::connect(socket).is_ok() => return Ok(Election::Lost),
+            Claim::TakeOver if Instant::now() >= next_signal => {
+                let holder =
+                    Holder::of(&file).map_err(|source| at("find the holder of", &path, source))?;
+                // Gone in between, or another: the next round meets that one.
+                if let Some(holder) = holder {
+                    let Some(signal) = signals.next() else {
+                        return Err(EndpointError::Lasting { path });
+                    };
+                    holder
+                        .signal(signal)
+                        .map_err(|source| at("end the holder of", &path, source))?;
+                    next_signal = Instant::now() + PATIENCE;
+                    start = next_signal;
+                }
+            }
+            _ => {}
         }
         if start.elapsed() > PATIENCE {
             return Err(EndpointError::Unresponsive { path });

@@ -8,15 +8,18 @@
 //! ```
 //!
 //! It is started by the first shim that finds none, or by systemd. A lock
-//! leaves one winner. The programs in the kernel outlive it: its successor
+//! leaves one winner; that of systemd takes over from that of a shim. The programs in the kernel outlive it: its successor
 //! takes them over and nothing passes uncounted. A container's life never
 //! hangs on it, so it holds nothing that shims could not tell it again.
 
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod check;
 mod daemon;
 mod endpoint;
+mod holder;
+mod readiness;
 mod registry;
 mod service;
 mod shim;
@@ -26,6 +29,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use crab_config::Config;
+use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::Arguments;
@@ -42,12 +47,24 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&arguments.log).context("read the log filter")?;
+    if arguments.check {
+        println!("{}", check::check()?);
+        return Ok(());
+    }
+    // Counting is worth more than a setting, as with the shims.
+    let (config, wrong) = match Config::load() {
+        Ok(config) => (config, None),
+        Err(error) => (Config::default(), Some(error)),
+    };
+    let filter = EnvFilter::try_new(arguments.log(&config)).context("read the log filter")?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
+    if let Some(error) = wrong {
+        error!("{error}; using the defaults");
+    }
     // The starter's directory may be on a file system that wants unmounting.
     std::env::set_current_dir("/").context("change to /")?;
     // One thread: each answer is a few map lookups, and nothing blocks.
@@ -55,5 +72,5 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?
-        .block_on(daemon::run(arguments))
+        .block_on(daemon::run(arguments, &arguments.socket(&config)))
 }

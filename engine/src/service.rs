@@ -79,6 +79,7 @@ impl Tracer for Service {
         status.reason = summary.reason;
         status.sandboxes = u32::try_from(summary.sandboxes).unwrap_or(u32::MAX);
         status.uptime_ms = summary.uptime_ms;
+        status.lost = summary.lost;
         Ok(status)
     }
 }

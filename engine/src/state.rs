@@ -56,6 +56,7 @@ pub(crate) struct Summary {
     pub(crate) reason: String,
     pub(crate) sandboxes: usize,
     pub(crate) uptime_ms: u64,
+    pub(crate) lost: u64,
 }
 
 #[derive(Debug)]
@@ -162,8 +163,15 @@ impl State {
 
     pub(crate) fn summary(&mut self) -> Summary {
         self.registry.used(Instant::now());
+        let mut lost = 0;
         let (programs, reason) = match &self.counting {
-            Counting::On(_) => (crab_bpf::PROGRAMS, String::new()),
+            Counting::On(tracer) => match tracer.lost_anywhere() {
+                Ok(count) => {
+                    lost = count;
+                    (crab_bpf::PROGRAMS, String::new())
+                }
+                Err(error) => (crab_bpf::PROGRAMS, error.to_string()),
+            },
             Counting::Off(reason) => ("none", reason.clone()),
             Counting::Closed => ("none", Refusal::Closing.to_string()),
         };
@@ -172,6 +180,7 @@ impl State {
             reason,
             sandboxes: self.registry.len(),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            lost,
         }
     }
 

@@ -414,3 +414,78 @@ fn nobody_else_can_reach_it() {
     assert_eq!(mode(&host.socket()), 0o600);
     assert_eq!(mode(&host.pins()), 0o700);
 }
+
+#[test]
+fn one_that_takes_over_ends_the_other_and_counting_goes_on() {
+    let Some(mut host) = Host::new() else { return };
+    let first = host.start(0);
+    let before = Client::new(&host).watch(&host.request(me())).unwrap();
+    let child = host.command(0).arg("--take-over").spawn().unwrap();
+    host.children.push(child);
+    assert!(host.ends(first).success());
+    host.change();
+    host.until("the second serves", |host| {
+        std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+    });
+    let after = Client::new(&host).watch(&host.request(me())).unwrap();
+    assert_eq!(after.instance, before.instance);
+    assert!(after.files > before.files);
+}
+
+#[test]
+fn one_that_takes_over_kills_what_does_not_end() {
+    let Some(mut host) = Host::new() else { return };
+    let first = host.start(0);
+    let before = Client::new(&host).watch(&host.request(me())).unwrap();
+    host.signal(first, Signal::STOP);
+    let child = host.command(0).arg("--take-over").spawn().unwrap();
+    host.children.push(child);
+    assert_eq!(host.ends(first).signal(), Some(9));
+    // Its socket is still there, and nobody listens on it until the second does.
+    host.until("the second serves", |host| {
+        std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+    });
+    let after = Client::new(&host).watch(&host.request(me())).unwrap();
+    assert_eq!(after.instance, before.instance);
+}
+
+#[test]
+fn its_starter_is_told_when_it_serves_and_when_it_stops() {
+    let Some(mut host) = Host::new() else { return };
+    let path = host.directory.path().join("notify");
+    let told = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    told.set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let next = || {
+        let mut buffer = [0; 64];
+        let size = told.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..size]).into_owned()
+    };
+    let child = host.command(0).env("NOTIFY_SOCKET", &path).spawn().unwrap();
+    host.children.push(child);
+    assert_eq!(next(), "READY=1");
+    assert!(std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
+    host.signal(0, Signal::TERM);
+    assert_eq!(next(), "STOPPING=1");
+    assert!(host.ends(0).success());
+}
+
+#[test]
+fn a_check_tells_what_would_count_and_leaves_nothing() {
+    let Some(mut host) = Host::new() else { return };
+    host.start(0);
+    let dir = host.directory.path().join("tmp");
+    fs::create_dir(&dir).unwrap();
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_crabd"));
+        command.arg("--check").env("TMPDIR", &dir).output().unwrap()
+    };
+    let said = check();
+    assert!(said.status.success(), "{said:?}");
+    assert_eq!(said.stdout, b"tp_btf\n");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
+    // The one that runs is as it was.
+    assert_eq!(Client::new(&host).status().programs, "tp_btf");
+}

@@ -33,13 +33,15 @@ root_ensure() {
     [ -d "$ROOT" ] && return
     exec {BUILD_LOCK}>"$CACHE/build.lock"
     flock -n "$BUILD_LOCK" || { note "waiting for another build" && flock "$BUILD_LOCK"; }
-    [ -d "$ROOT" ] || root_build
+    [ -d "$ROOT" ] || root_build "$ROOT" "${ROOT_PACKAGES[@]}"
     exec {BUILD_LOCK}>&-
 }
 
+# root_build DIR PACKAGE...: the caller holds the build lock.
 root_build() {
-    local tmp=$ROOT.tmp log=$CACHE/debootstrap.log mirror script
-    note "making a $SUITE root in $ROOT (about a minute)"
+    local dir=$1 tmp=$1.tmp log=$CACHE/debootstrap.log mirror script
+    shift
+    note "making a $SUITE root in $dir (about a minute)"
     tool_ensure debootstrap debootstrap
     [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || package_install debian-archive-keyring
     mirror=$(mirror_find) || exit 125
@@ -63,7 +65,7 @@ CFG
     https=$(apt_option Acquire::https::Proxy)
     if ! env ${http:+"http_proxy=$http"} ${https:+"https_proxy=$https"} \
         debootstrap --variant=minbase --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
-        --include="$(IFS=, && echo "${ROOT_PACKAGES[*]}")" \
+        --include="$(IFS=, && echo "$*")" \
         "$SUITE" "$tmp" "$mirror" "$script" >"$log" 2>&1 {CACHE_LOCK}>&- {BUILD_LOCK}>&-; then
         tail -n 5 "$log" >&2
         [ ! -e "$tmp/debootstrap/debootstrap.log" ] || tail -n 5 "$tmp/debootstrap/debootstrap.log" >&2
@@ -79,7 +81,7 @@ CFG
     printf '[safe]\n\tdirectory = *\n' >"$tmp/etc/gitconfig"
     mkdir -p "$tmp"/{src,.old} "$tmp"/usr/share/crab-testbed/images "$tmp"/usr/local/lib/crab-testbed "$tmp"/var/lib/{containerd,docker,crab}
     chmod 700 "$tmp/var/lib/crab"
-    mv -T "$tmp" "$ROOT"
+    mv -T "$tmp" "$dir"
     BUILT=1
 }
 
