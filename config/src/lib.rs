@@ -1,16 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Crab's configuration: one optional file, read once by each process.
+//! Crab's configuration: one optional file, read once by each process, and what
+//! a sandbox's annotations may change of it.
 //!
 //! Every setting has a default, so that no file is needed. A file that says
-//! something unknown or impossible is refused with the line and what to do,
-//! never read halfway: a mistyped key would silently leave its default in
-//! force. `samples/config.toml` shows every setting with its default; a test
-//! keeps it so.
+//! something unknown, impossible or contradictory is refused with the lines and
+//! what to do, never read halfway: a mistyped key would silently leave its default
+//! in force. An annotation that does so is passed over and told: its author is
+//! not the host's admin, and the container is worth more.
+//!
+//! ```text
+//! SETTINGS: name, kind, range, purpose, who may say it   (schema)
+//!    |- file ------> Config, or every fault with its line (load, contradictions)
+//!    |- annotations > Config of one sandbox, and faults   (overrides)
+//!    '- docs/configuration.md, samples/config.toml        kept in step by tests
+//! ```
 #![forbid(unsafe_code)]
 
+mod contradictions;
+mod fault;
 mod load;
+mod overrides;
+mod schema;
 mod settings;
+mod value;
 
-pub use load::{CONFIG_ENV, ConfigError, DEFAULT_PATH};
+pub use fault::{ConfigError, Fault};
+pub use load::{CONFIG_ENV, DEFAULT_PATH};
+pub use overrides::{ANNOTATIONS, Ignored};
+pub use schema::{PerSandbox, SETTINGS, Setting};
 pub use settings::{Checkpoints, Config, LogLevel, Runtime};
+pub use value::Kind;

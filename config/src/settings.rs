@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The settings and their defaults.
+//! The configuration as the rest of Crab sees it, and the defaults.
 
 use std::{
     env,
@@ -8,20 +8,14 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Deserializer, de};
-
 /// Everything that can be configured.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where checkpoints are kept.
-    #[serde(deserialize_with = "absolute")]
     pub store: PathBuf,
     /// Where sockets and what lives only until the next boot are kept.
-    #[serde(deserialize_with = "absolute")]
     pub run_dir: PathBuf,
     /// The crabd that a shim starts; see [`Config::crabd_binary`].
-    #[serde(deserialize_with = "some_absolute")]
     pub crabd: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
@@ -45,17 +39,13 @@ impl Default for Config {
 }
 
 /// The OCI runtime and CRIU.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     /// The OCI runtime: a name to be found on PATH, or an absolute path.
-    #[serde(deserialize_with = "command")]
     pub binary: PathBuf,
     /// CRIU; the runtime's own choice (PATH) if nothing is said.
-    #[serde(deserialize_with = "some_absolute")]
     pub criu: Option<PathBuf>,
     /// For how long a sandbox's freeze may take until it is given up.
-    #[serde(deserialize_with = "freeze_timeout")]
     pub freeze_timeout_ms: u64,
 }
 
@@ -77,21 +67,17 @@ impl Runtime {
 }
 
 /// When and how checkpoints are taken.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoints {
     /// Whether each turn gets a checkpoint. If not, sandboxes run as under any
     /// other runtime.
     pub enabled: bool,
     /// For how long a capture may hold back the next turn.
-    #[serde(deserialize_with = "max_gate")]
     pub max_gate_ms: u64,
     /// Where a process image is before it is in the store; see
     /// [`Config::staging_dir`].
-    #[serde(deserialize_with = "some_absolute")]
     pub staging_dir: Option<PathBuf>,
     /// How much of it may be used, in bytes.
-    #[serde(deserialize_with = "staging_bytes")]
     pub staging_bytes: u64,
 }
 
@@ -114,8 +100,7 @@ impl Checkpoints {
 }
 
 /// How much is logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLevel {
     /// What went wrong.
     Error,
@@ -130,6 +115,18 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
+    const ALL: [Self; 5] = [
+        Self::Error,
+        Self::Warn,
+        Self::Info,
+        Self::Debug,
+        Self::Trace,
+    ];
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.as_str() == word)
+    }
+
     /// The word that stands in the file.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -173,54 +170,6 @@ impl Config {
         let mut found = beside.into_iter().chain(path).map(|dir| dir.join("crabd"));
         found.find(|crabd| crabd.is_file())
     }
-}
-
-fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-    let path = PathBuf::deserialize(deserializer)?;
-    if path.is_absolute() {
-        Ok(path)
-    } else {
-        Err(de::Error::custom("it must be an absolute path"))
-    }
-}
-
-fn some_absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
-    absolute(deserializer).map(Some)
-}
-
-fn command<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
-    let path = PathBuf::deserialize(deserializer)?;
-    let is_name = path.components().count() == 1 && path.file_name().is_some();
-    if is_name || path.is_absolute() {
-        Ok(path)
-    } else {
-        Err(de::Error::custom(
-            "it must be the name of a command or an absolute path",
-        ))
-    }
-}
-
-fn within<'de, D: Deserializer<'de>>(deserializer: D, min: u64, max: u64) -> Result<u64, D::Error> {
-    let value = u64::deserialize(deserializer)?;
-    if (min..=max).contains(&value) {
-        Ok(value)
-    } else {
-        Err(de::Error::custom(format!(
-            "it must be between {min} and {max}"
-        )))
-    }
-}
-
-fn freeze_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    within(deserializer, 10, 60_000)
-}
-
-fn max_gate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    within(deserializer, 0, 600_000)
-}
-
-fn staging_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    within(deserializer, 16 << 20, i64::MAX as u64)
 }
 
 #[cfg(test)]

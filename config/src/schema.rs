@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The list of all settings: the one place that knows their names, ranges and
+//! purposes, and who may say them.
+
+use std::{fmt, path::PathBuf};
+
+use crate::{
+    settings::{Config, LogLevel},
+    value::{Kind, Value},
+};
+
+/// Who else than the host's file may say a setting.
+///
+/// The author of a pod or of an image is not the admin of the host. Only what
+/// cannot hurt the host or another sandbox may be said by annotation: never a
+/// program, a path, or how much of the host may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerSandbox {
+    /// Nobody: it is the host's.
+    No,
+    /// A sandbox may switch it off for itself, not on.
+    OnlyOff,
+    /// A sandbox may say it for itself, but not more than so much.
+    UpTo(u64),
+}
+
+impl fmt::Display for PerSandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::No => write!(f, "no"),
+            Self::OnlyOff => write!(f, "may be switched off"),
+            Self::UpTo(max) => write!(f, "up to {max}"),
+        }
+    }
+}
+
+/// One setting.
+#[derive(Debug)]
+pub struct Setting {
+    /// Its section; empty for what stands above all sections.
+    pub section: &'static str,
+    /// Its name in that section.
+    pub key: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// What it is for.
+    pub what: &'static str,
+    /// What holds where it has no default of its own and nothing is said.
+    pub otherwise: &'static str,
+    /// Whether a sandbox may say it for itself.
+    pub per_sandbox: PerSandbox,
+    field: Field,
+}
+
+/// Where in a [`Config`] it is.
+#[derive(Debug)]
+enum Field {
+    Switch(fn(&mut Config) -> &mut bool),
+    Number(fn(&mut Config) -> &mut u64),
+    Level(fn(&mut Config) -> &mut LogLevel),
+    Path(fn(&mut Config) -> &mut PathBuf),
+    SomePath(fn(&mut Config) -> &mut Option<PathBuf>),
+}
+
+/// As the kernel has it.
+const PATH_MAX: usize = 4095;
+
+/// So that the address of every socket in the run directory fits into the 107
+/// bytes that the kernel has for it.
+const RUN_DIR_MAX: usize = 80;
+
+/// Every setting, in the order of the sample and of the documentation.
+pub const SETTINGS: [Setting; 11] = [
+    Setting {
+        section: "",
+        key: "store",
+        kind: Kind::Path { max: PATH_MAX },
+        what: "Where checkpoints are kept, in a directory for root alone: they hold what was in the sandboxes' memory.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Path(|config| &mut config.store),
+    },
+    Setting {
+        section: "",
+        key: "run_dir",
+        kind: Kind::Path { max: RUN_DIR_MAX },
+        what: "Where sockets and what lives only until the next boot are kept.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Path(|config| &mut config.run_dir),
+    },
+    Setting {
+        section: "",
+        key: "crabd",
+        kind: Kind::Path { max: PATH_MAX },
+        what: "The daemon that a shim starts if none is running.",
+        otherwise: "beside the shim's own binary, else on PATH",
+        per_sandbox: PerSandbox::No,
+        field: Field::SomePath(|config| &mut config.crabd),
+    },
+    Setting {
+        section: "",
+        key: "log_level",
+        kind: Kind::Level,
+        what: "How much shims write to containerd's log, and crabd to its own.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Level(|config| &mut config.log_level),
+    },
+    Setting {
+        section: "runtime",
+        key: "binary",
+        kind: Kind::Command,
+        what: "The OCI runtime. A client that names one itself (`BinaryName`) has its own.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Path(|config| &mut config.runtime.binary),
+    },
+    Setting {
+        section: "runtime",
+        key: "criu",
+        kind: Kind::Path { max: PATH_MAX },
+        what: "CRIU, for checkpoints of processes, in a file of that name. Without any, checkpoints hold files only, and say so.",
+        otherwise: "on PATH",
+        per_sandbox: PerSandbox::No,
+        field: Field::SomePath(|config| &mut config.runtime.criu),
+    },
+    Setting {
+        section: "runtime",
+        key: "freeze_timeout_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 10,
+            max: 60_000,
+        },
+        what: "For how long freezing a sandbox may take until the capture is given up.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(10_000),
+        field: Field::Number(|config| &mut config.runtime.freeze_timeout_ms),
+    },
+    Setting {
+        section: "checkpoints",
+        key: "enabled",
+        kind: Kind::Switch,
+        what: "Whether each turn gets a checkpoint. Without, a container runs as under any other runtime.",
+        otherwise: "",
+        per_sandbox: PerSandbox::OnlyOff,
+        field: Field::Switch(|config| &mut config.checkpoints.enabled),
+    },
+    Setting {
+        section: "checkpoints",
+        key: "max_gate_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 0,
+            max: 600_000,
+        },
+        what: "For how long a capture may hold back the next turn. Past that the turn goes on regardless.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(60_000),
+        field: Field::Number(|config| &mut config.checkpoints.max_gate_ms),
+    },
+    Setting {
+        section: "checkpoints",
+        key: "staging_dir",
+        kind: Kind::Path { max: PATH_MAX },
+        what: "Where a process image is before it is in the store. It should be in memory: the sandbox is frozen while it is written.",
+        otherwise: "`staging` in `run_dir`",
+        per_sandbox: PerSandbox::No,
+        field: Field::SomePath(|config| &mut config.checkpoints.staging_dir),
+    },
+    Setting {
+        section: "checkpoints",
+        key: "staging_bytes",
+        kind: Kind::Number {
+            unit: "bytes",
+            min: 16 << 20,
+            max: i64::MAX as u64,
+        },
+        what: "How much of it one sandbox may use. A process image that may be larger goes to a directory of the store instead.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.checkpoints.staging_bytes),
+    },
+];
+
+/// The sections, in that order.
+pub(crate) const SECTIONS: [&str; 2] = ["runtime", "checkpoints"];
+
+impl Setting {
+    /// The setting `key` of `section`.
+    pub(crate) fn find(section: &str, key: &str) -> Option<&'static Self> {
+        SETTINGS
+            .iter()
+            .find(|setting| setting.section == section && setting.key == key)
+    }
+
+    /// `section.key`.
+    pub fn name(&self) -> String {
+        match self.section {
+            "" => self.key.into(),
+            section => format!("{section}.{}", self.key),
+        }
+    }
+
+    /// Its default as it would stand in the file, if it has one.
+    pub fn default(&self) -> Option<String> {
+        self.shown(&mut Config::default())
+    }
+
+    fn shown(&self, config: &mut Config) -> Option<String> {
+        let quoted = |path: &PathBuf| format!("{:?}", path.display().to_string());
+        match self.field {
+            Field::Switch(of) => Some(of(config).to_string()),
+            Field::Number(of) => Some(of(config).to_string()),
+            Field::Level(of) => Some(format!("{:?}", of(config).as_str())),
+            Field::Path(of) => Some(quoted(of(config))),
+            Field::SomePath(of) => of(config).as_ref().map(quoted),
+        }
+    }
+
+    /// Puts a value of its kind into a configuration.
+    pub(crate) fn set(&self, config: &mut Config, value: Value) {
+        match (&self.field, value) {
+            (Field::Switch(of), Value::Switch(value)) => *of(config) = value,
+            (Field::Number(of), Value::Number(value)) => *of(config) = value,
+            (Field::Level(of), Value::Level(value)) => *of(config) = value,
+            (Field::Path(of), Value::Path(value)) => *of(config) = value,
+            (Field::SomePath(of), Value::Path(value)) => *of(config) = Some(value),
+            (field, value) => unreachable!("{field:?} is not of the kind of {value:?}"),
+        }
+    }
+
+    /// What it is in a configuration, if it is a switch.
+    pub(crate) fn is_on(&self, config: &mut Config) -> bool {
+        matches!(self.field, Field::Switch(of) if *of(config))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything that a file may say is documented, with what the code does.
+    #[test]
+    fn the_documentation_lists_every_setting_as_it_is() {
+        let mut table = String::from(
+            "| setting | default | value | what it is for | per sandbox |\n\
+             | --- | --- | --- | --- | --- |\n",
+        );
+        for setting in &SETTINGS {
+            let default = match setting.default() {
+                Some(default) => format!("`{default}`"),
+                None => setting.otherwise.into(),
+            };
+            table.push_str(&format!(
+                "| `{}` | {default} | {} | {} | {} |\n",
+                setting.name(),
+                setting.kind,
+                setting.what,
+                setting.per_sandbox,
+            ));
+        }
+        let docs = include_str!("../../docs/configuration.md");
+        let begin = "<!-- all settings, as config/src/schema.rs has them -->\n";
+        let (_, rest) = docs.split_once(begin).expect("no table of settings");
+        let (written, _) = rest.split_once("<!-- end -->").expect("no end of it");
+        assert_eq!(
+            written, table,
+            "write this into docs/configuration.md:\n{table}"
+        );
+    }
+
+    #[test]
+    fn each_setting_takes_a_value_of_its_kind() {
+        for setting in &SETTINGS {
+            let text = match setting.kind {
+                Kind::Switch => "false".into(),
+                Kind::Number { min, .. } => min.to_string(),
+                Kind::Level => "trace".into(),
+                Kind::Path { .. } | Kind::Command => "/x/y".into(),
+            };
+            let value = setting.kind.parse(&text).unwrap();
+            let mut config = Config::default();
+            setting.set(&mut config, value);
+            assert_ne!(config, Config::default(), "{}", setting.name());
+            let is_known = setting.section.is_empty() || SECTIONS.contains(&setting.section);
+            assert!(is_known, "{}", setting.section);
+        }
+    }
+
+    /// The rule of [`PerSandbox`], whatever is added.
+    #[test]
+    fn no_sandbox_may_name_a_program_or_a_path_or_take_more_of_the_host() {
+        for setting in &SETTINGS {
+            match setting.kind {
+                Kind::Path { .. } | Kind::Command | Kind::Level => {
+                    assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
+                }
+                Kind::Number { unit: "bytes", .. } => {
+                    assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
+                }
+                Kind::Number { .. } | Kind::Switch => {}
+            }
+        }
+    }
+}
