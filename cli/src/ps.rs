@@ -48,6 +48,9 @@ struct Row {
     /// What is not as it should be.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
+    /// What of its configuration is not followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    config_faults: Vec<String>,
     #[serde(skip)]
     in_store: bool,
     /// It only holds its pod open.
@@ -92,6 +95,7 @@ struct Stored {
     last_ms: Option<u64>,
     client: Option<&'static str>,
     image: Option<String>,
+    config_faults: Vec<String>,
 }
 
 /// Nothing if the store does not have it.
@@ -126,7 +130,8 @@ fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
         turn: next.0.checked_sub(1).map(TurnId),
         last_ms: ended.max().or(meta.as_ref().map(|meta| meta.created_ms)),
         client: meta.as_ref().map(|meta| meta.client.as_str()),
-        image: meta.and_then(|meta| meta.image),
+        image: meta.as_ref().and_then(|meta| meta.image.clone()),
+        config_faults: meta.map(|meta| meta.config_faults).unwrap_or_default(),
     })
 }
 
@@ -148,6 +153,7 @@ impl Row {
             image: None,
             note: None,
             pause: false,
+            config_faults: Vec::new(),
         };
         match stored {
             None => {}
@@ -159,6 +165,7 @@ impl Row {
                 row.last_ms = stored.last_ms;
                 row.client = stored.client;
                 row.image = stored.image;
+                row.config_faults = stored.config_faults;
                 if stored.damaged > 0 {
                     row.note = Some(format!("{} damaged checkpoints", stored.damaged));
                 }
@@ -177,6 +184,8 @@ impl Row {
                 self.turn = Some(TurnId(status.turn)).max(self.turn);
                 self.turn_open = status.turn_open;
                 self.pause = status.pause;
+                // What the store has may be of an earlier start.
+                self.config_faults = status.config_faults;
                 if !status.unobserved.is_empty() {
                     self.add_note(format!("unobserved: {}", status.unobserved));
                 }
@@ -186,6 +195,20 @@ impl Row {
                 self.state = "unknown".to_owned();
                 self.add_note(why);
             }
+        }
+    }
+
+    /// All that is not as it should be.
+    fn notes(&self) -> String {
+        let notes: Vec<&str> = self
+            .note
+            .iter()
+            .chain(&self.config_faults)
+            .map(String::as_str)
+            .collect();
+        match notes[..] {
+            [] => NOTHING.to_owned(),
+            _ => notes.join(", "),
         }
     }
 
@@ -220,7 +243,7 @@ fn text(ps: &Ps) -> String {
             size(row.bytes_stored),
             or_nothing(row.last_ms.map(|ms| ago(ms, now))),
             cell(row.image.as_deref().unwrap_or(NOTHING), 40),
-            cell(row.note.as_deref().unwrap_or(NOTHING), 100),
+            cell(&row.notes(), 100),
         ]
     });
     let header = [

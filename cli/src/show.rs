@@ -28,6 +28,9 @@ struct Show {
     /// Why no checkpoint holds the turn's state.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_checkpoint: Option<String>,
+    /// What of the sandbox's configuration is not followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    config_faults: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -75,6 +78,10 @@ fn show(sandbox: &SandboxStore, turn: TurnId) -> Result<Show, StoreError> {
         record: record(sandbox, &journal, turn)?,
         checkpoint: None,
         no_checkpoint: None,
+        config_faults: sandbox
+            .meta()?
+            .map(|meta| meta.config_faults)
+            .unwrap_or_default(),
     };
     match sandbox.checkpoint_of(turn) {
         Ok(manifest) => {
@@ -177,6 +184,9 @@ fn text(show: &Show) -> String {
     }
     if let Some(checkpoint) = &show.checkpoint {
         checkpoint_lines(&mut sheet, checkpoint);
+    }
+    for fault in &show.config_faults {
+        sheet.line("note", fault);
     }
     if let Some(turn) = &show.record {
         changed_lines(&mut sheet, turn);

@@ -12,7 +12,7 @@ use crate::{
     error::{CliError, StoreError},
     history::History,
     live::Live,
-    output::{NOTHING, cell, duration, or_nothing, size, table},
+    output::{NOTHING, cell, duration, or_nothing, size, table, visible},
 };
 
 #[derive(Serialize)]
@@ -27,6 +27,9 @@ struct Turns {
     events: Vec<JournalRecord>,
     /// Damaged stretches of the journal: so many records or more are lost.
     damaged: usize,
+    /// What of its configuration is not followed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    config_faults: Vec<String>,
     #[serde(skip)]
     lines: Vec<Line>,
 }
@@ -91,11 +94,17 @@ pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, C
     let id = sandbox.id().clone();
     let read = || -> Result<_, StoreError> {
         let head = sandbox.head().ok().flatten().map(|manifest| manifest.turn);
-        Ok((sandbox.journal()?, sandbox.checkpoints()?, head))
+        Ok((
+            sandbox.journal()?,
+            sandbox.checkpoints()?,
+            head,
+            sandbox.meta()?,
+        ))
     };
-    let (journal, published, head) = read()
+    let (journal, published, head, meta) = read()
         .map_err(|error| CliError::store(format!("cannot read the history of {id}"), error))?;
     let mut turns = Turns::of(id, &journal, &published, head);
+    turns.config_faults = meta.map(|meta| meta.config_faults).unwrap_or_default();
     // A sandbox that does not answer has no open turn.
     if let Ok(live) = Live::find(&context.config, &turns.sandbox).await {
         turns.open = Some(TurnId(live.status.turn)).filter(|_| live.status.turn_open);
@@ -118,6 +127,7 @@ impl Turns {
             turns: Vec::new(),
             events: Vec::new(),
             damaged: journal.damaged,
+            config_faults: Vec::new(),
             lines: Vec::new(),
         };
         let recorded: BTreeSet<TurnId> = journal
@@ -169,6 +179,9 @@ fn text(turns: &Turns) -> String {
         Line::Event(number) => event_row(&turns.events[*number]),
     });
     let mut text = table(HEADER, &RIGHT, rows);
+    for fault in &turns.config_faults {
+        text.push_str(&format!("note: {}\n", visible(fault)));
+    }
     if let Some(open) = turns.open {
         text.push_str(&format!("turn {open} is open\n"));
     }

@@ -49,6 +49,7 @@ impl sandbox_ttrpc::Sandbox for Shim {
             pid: 4321,
             turn: 6,
             turn_open: true,
+            config_faults: vec!["the default configuration is in force".to_owned()],
             ..Default::default()
         })
     }
@@ -147,7 +148,12 @@ fn ps_and_turns_tell_what_lives() {
     assert_eq!(demo["pid"], 4321);
     assert_eq!(demo["turn"], 6);
     assert_eq!(demo["turn_open"], true);
-    assert!(alive.host.crab(&["ps"]).ok().contains("6 (open)"));
+    let text = alive.host.crab(&["ps"]).ok();
+    assert!(text.contains("6 (open)"), "{text}");
+    assert!(
+        text.contains("the default configuration is in force"),
+        "{text}"
+    );
     let text = alive.host.crab(&["turns", "demo"]).ok();
     assert!(text.ends_with("turn 6 is open\n"), "{text}");
 }

@@ -53,6 +53,20 @@ fn ps_lists_what_is_gone_with_its_newest_state() {
 }
 
 #[test]
+fn what_of_a_configuration_is_not_followed_is_seen_with_its_sandbox() {
+    let host = Host::with_history("default/demo");
+    let fault = "dev.crab.x is ignored: no such setting";
+    for args in [&["ps"][..], &["turns", "demo"], &["show", "demo", "1"]] {
+        let text = host.crab(args).ok();
+        assert!(text.contains(fault), "{args:?}: {text}");
+        let args = [&["--json"][..], args].concat();
+        let json = host.crab(&args).json();
+        let of = json.pointer("/sandboxes/0").unwrap_or(&json);
+        assert_eq!(of["config_faults"][0], fault, "{args:?}: {json}");
+    }
+}
+
+#[test]
 fn turns_tells_history_with_failures_and_rollbacks() {
     let host = Host::with_history("default/demo");
     let text = host.crab(&["turns", "demo"]).ok();

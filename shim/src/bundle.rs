@@ -6,6 +6,7 @@
 //! it stays beside as `config.crab.json`: a rollback starts from it.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -31,6 +32,7 @@ pub(crate) struct Bundle {
     own_netns: bool,
     own_pidns: bool,
     place: Option<Place>,
+    annotations: BTreeMap<String, String>,
     original: Vec<u8>,
 }
 
@@ -78,6 +80,7 @@ impl Bundle {
             own_netns,
             own_pidns,
             place: Annotations::of(&original).place(),
+            annotations: spec.annotations().clone().into_iter().flatten().collect(),
             original,
         })
     }
@@ -100,6 +103,11 @@ impl Bundle {
     /// The specification as the client gave it, byte for byte.
     pub(crate) fn original(&self) -> &[u8] {
         &self.original
+    }
+
+    /// What its client says of it beside the specification proper.
+    pub(crate) fn annotations(&self) -> &BTreeMap<String, String> {
+        &self.annotations
     }
 
     /// Whether the container asks for a network namespace of its own.

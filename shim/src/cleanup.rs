@@ -35,7 +35,10 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         Some(bundle) => bundle.clone(),
         None => std::env::current_dir().context("find the bundle")?,
     };
-    let config = Config::load().unwrap_or_default();
+    let (config, fault) = Config::load_or_default();
+    if let Some(fault) = fault {
+        eprintln!("containerd-shim-crab-v1: the default configuration is in force: {fault}");
+    }
     let reaper = Reaper::start().context("become a subreaper")?;
     let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
     let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);

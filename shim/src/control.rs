@@ -56,6 +56,7 @@ impl Sandbox for Control {
             unobserved: status.unobserved.unwrap_or_default(),
             bundle: container.bundle.dir().display().to_string(),
             pause: container.bundle.is_pause(),
+            config_faults: container.config_faults.clone(),
             ..Default::default()
         })
     }

@@ -102,9 +102,14 @@ fn begin(
     mounts: &[MountRequest],
     request: &mut Option<RestoreRequest>,
 ) -> Result<Beginning> {
-    let config = &container.host.config;
+    let config = &container.config;
     if !config.checkpoints.enabled {
-        return Ok(without("checkpoints are switched off in the configuration"));
+        let by = if container.host.config.checkpoints.enabled {
+            "by an annotation"
+        } else {
+            "in the configuration"
+        };
+        return Ok(without(format!("checkpoints are switched off {by}")));
     }
     if container.bundle.is_pause() {
         return Ok(without(
@@ -177,6 +182,7 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
         bundle: container.bundle.dir().display().to_string(),
         created_ms: unix_ms(SystemTime::now()),
         snapshot,
+        config_faults: container.config_faults.clone(),
     }
 }
 

@@ -20,6 +20,7 @@ mod containers;
 mod control;
 mod decide;
 mod history;
+mod overrides;
 mod pipes;
 mod pod;
 mod publish;
@@ -81,17 +82,15 @@ fn run() -> Result<()> {
         }
         Action::Delete => write_out(&cleanup::delete(&args)?),
         Action::Serve => {
-            let config = Config::load();
             // A container is worth more than its checkpoints' settings.
-            let (config, wrong) = match config {
-                Ok(config) => (config, None),
-                Err(error) => (Config::default(), Some(error)),
-            };
+            let (config, fault) = Config::load_or_default();
             log_to_containerd(args.debug, config.log_level)?;
-            if let Some(error) = wrong {
-                tracing::error!(%error, "using the default configuration");
+            let fault =
+                fault.map(|fault| format!("the default configuration is in force: {fault}"));
+            if let Some(fault) = &fault {
+                tracing::error!("{fault}");
             }
-            serve::serve(&args, config)
+            serve::serve(&args, config, fault)
         }
     }
 }

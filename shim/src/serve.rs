@@ -51,7 +51,7 @@ fn task_services(service: Arc<dyn Task + Send + Sync>) -> HashMap<String, Servic
 }
 
 /// Serves until containerd has the shim shut down.
-pub(crate) fn serve(args: &Args, config: Config) -> Result<()> {
+pub(crate) fn serve(args: &Args, config: Config, config_fault: Option<String>) -> Result<()> {
     // Before any other thread: it waits for every child of this process.
     let reaper = Reaper::start().context("become a subreaper")?;
     // SAFETY: `start` hands the listening socket over at this number, and nothing
@@ -64,10 +64,17 @@ pub(crate) fn serve(args: &Args, config: Config) -> Result<()> {
         .max_blocking_threads(32)
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
-    runtime.block_on(run(args, config, reaper, UnixListener::from(listener)))
+    let listener = UnixListener::from(listener);
+    runtime.block_on(run(args, config, config_fault, reaper, listener))
 }
 
-async fn run(args: &Args, config: Config, reaper: Reaper, listener: UnixListener) -> Result<()> {
+async fn run(
+    args: &Args,
+    config: Config,
+    config_fault: Option<String>,
+    reaper: Reaper,
+    listener: UnixListener,
+) -> Result<()> {
     let ttrpc_socket =
         std::env::var(TTRPC_ADDRESS).unwrap_or_else(|_| format!("{}.ttrpc", args.address));
     let (publisher, sending) =
@@ -75,6 +82,7 @@ async fn run(args: &Args, config: Config, reaper: Reaper, listener: UnixListener
     let address = fs::read_to_string(ADDRESS_FILE).context("read the address in the bundle")?;
     let host = Arc::new(Host {
         config,
+        config_fault,
         reaper,
         publisher,
         namespace: args.namespace.clone(),

@@ -81,6 +81,9 @@ pub struct SandboxMeta {
     /// What the shim knows of the root file system's snapshot.
     #[serde(default)]
     pub snapshot: BTreeMap<String, String>,
+    /// What of its configuration was not followed, and why, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub config_faults: Vec<String>,
 }
 
 /// A wish that the sandbox's next start restores it.

@@ -328,6 +328,7 @@ fn history_survives_its_writer() {
         bundle: "/run/b".to_owned(),
         created_ms: 5,
         snapshot: [("upperdir".to_owned(), "/u".to_owned())].into(),
+        config_faults: vec!["one".to_owned()],
     };
     let writer = store.writer(&id()).unwrap();
     assert_eq!(writer.store().next_turn().unwrap(), TurnId(0));

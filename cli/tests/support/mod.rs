@@ -112,6 +112,7 @@ impl Host {
                 bundle: "/b".to_owned(),
                 created_ms: 1_700_000_000_000,
                 snapshot: Default::default(),
+                config_faults: vec!["dev.crab.x is ignored: no such setting".to_owned()],
             })
             .unwrap();
     }

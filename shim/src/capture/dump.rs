@@ -72,7 +72,7 @@ impl Capture {
     /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
     pub(super) fn dump(&self, set: &Set) -> Result<PathBuf> {
         let container = &self.container;
-        let config = &container.host.config;
+        let config = &container.config;
         // In memory, as the sandbox stands still meanwhile; but not at the price of
         // the host's.
         let [memory, disk] = staging_dirs(config, &container.id);

@@ -73,7 +73,7 @@ impl Capture {
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
         let still = Still::stand(self.container.clone());
-        let limit = self.container.host.config.runtime.freeze_timeout();
+        let limit = self.container.config.runtime.freeze_timeout();
         let frozen = self.cgroup.freeze(limit)?;
         let stopped = self.processes()?;
         let mut base = None;

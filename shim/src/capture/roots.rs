@@ -180,7 +180,7 @@ impl Capture {
 
     /// Copies what changed; roots without a change only get a fresher index.
     pub(super) fn stage(&mut self, scans: Scans) -> Result<Vec<(usize, Staged)>> {
-        let config = &self.container.host.config;
+        let config = &self.container.config;
         let directory = config.store.clone();
         let staging = Staging {
             memory: config.checkpoints.staging_bytes / 4,

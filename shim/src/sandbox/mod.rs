@@ -41,6 +41,7 @@ use crate::{
     capture::staging_dirs,
     container::{INIT, Phase, Process, Processes},
     history::{self, Beginning, Images},
+    overrides,
     publisher::Publisher,
     stdio::{Client, StdioPaths},
     turns::{self, Turns},
@@ -52,6 +53,8 @@ const RUNC_ROOT: &str = "/run/containerd/runc";
 /// What every container of this shim shares.
 pub(crate) struct Host {
     pub(crate) config: Config,
+    /// Why that is the default one, if the file could not be used.
+    pub(crate) config_fault: Option<String>,
     pub(crate) reaper: Reaper,
     pub(crate) publisher: Publisher,
     pub(crate) namespace: String,
@@ -76,6 +79,10 @@ impl From<anyhow::Error> for CreateFailure {
 /// One container.
 pub(crate) struct Container {
     pub(crate) host: Arc<Host>,
+    /// The host's, with what this container may say for itself.
+    pub(crate) config: Config,
+    /// What of its configuration is not followed, a line each.
+    pub(crate) config_faults: Vec<String>,
     pub(crate) id: SandboxId,
     pub(crate) bundle: Bundle,
     pub(crate) runtime: Runtime,
@@ -125,7 +132,7 @@ impl Container {
             .parse()
             .map_err(|e: crab_store::IdError| CreateFailure::Argument(e.into()))?;
         let bundle = Bundle::open(Path::new(&req.bundle)).map_err(CreateFailure::Argument)?;
-        let config = &host.config;
+        let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);
         let run_dir = paths::sandbox_dir(&config.run_dir, &host.namespace, &req.id);
         let netns = bundle.wants_own_netns().then(|| run_dir.join("netns"));
         let program = match options.binary_name.as_str() {
@@ -155,6 +162,8 @@ impl Container {
         let client = Client::open(&stdio).map_err(CreateFailure::Argument)?;
         let container = Arc::new(Self {
             host: host.clone(),
+            config,
+            config_faults,
             id,
             processes: Arc::new(Processes::new(req.id.clone(), host.publisher.clone())),
             run_dir,
@@ -254,7 +263,7 @@ impl Container {
         fs::create_dir_all(&self.runtime.root)
             .with_context(|| format!("make {}", self.runtime.root.display()))?;
         let address =
-            paths::sandbox_address(&self.host.config.run_dir, self.id.namespace(), self.id.id());
+            paths::sandbox_address(&self.config.run_dir, self.id.namespace(), self.id.id());
         fs::write(address, &self.host.address).context("write the shim's address for crab")?;
         // For `delete`, which is told nothing but the bundle.
         fs::write(
@@ -291,7 +300,7 @@ impl Container {
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
         }
-        for dir in staging_dirs(&self.host.config, &self.id) {
+        for dir in staging_dirs(&self.config, &self.id) {
             // Of a dump that failed half way.
             let _ = fs::remove_dir_all(dir);
         }

@@ -105,7 +105,7 @@ impl Container {
         let _held = self.hold().await;
         self.processes.set_paused(true)?;
         let cgroup = self.cgroup();
-        let limit = self.host.config.runtime.freeze_timeout();
+        let limit = self.config.runtime.freeze_timeout();
         let frozen = blocking(move || {
             let cgroup = cgroup.context("the container has no cgroup")?;
             cgroup.freeze(limit)?.leave_frozen();
@@ -161,7 +161,7 @@ impl Container {
         let runtime = self.runtime.clone();
         let checkpoint = images.display().to_string();
         let cgroup = self.cgroup().context("the container has no cgroup")?;
-        let limit = self.host.config.runtime.freeze_timeout();
+        let limit = self.config.runtime.freeze_timeout();
         blocking(move || {
             fs::create_dir_all(&work)?;
             let paths = ImagePaths { images, work };

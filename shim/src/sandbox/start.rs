@@ -90,7 +90,7 @@ impl Container {
             // Docker would take 130.
             let unique = CONSOLES.fetch_add(1, Ordering::Relaxed);
             let name = format!("{}-{unique}.tty", std::process::id());
-            let path = self.host.config.run_dir.join(name);
+            let path = self.config.run_dir.join(name);
             (Stdio3::default(), Some(ConsoleSocket::listen(&path)?))
         } else {
             (client.attach_pipes().await?, None)

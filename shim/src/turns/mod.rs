@@ -118,7 +118,7 @@ pub(crate) struct Turns {
 pub(crate) fn start(container: Arc<Container>) -> Turns {
     let (messages, rx) = mpsc::unbounded_channel();
     let status = Arc::new(Mutex::new(Status::default()));
-    let max_gate = container.host.config.checkpoints.max_gate();
+    let max_gate = container.config.checkpoints.max_gate();
     let tracer = Arc::new(Tracer::new(
         container.host.clone(),
         container.id.to_string(),
