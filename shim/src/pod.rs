@@ -80,8 +80,8 @@ mod tests {
                  "io.kubernetes.cri.container-type": "container"}}"#,
         );
         assert_eq!(
-            (container.group(), container.is_pause()),
-            (Some("g"), false)
+            (container.group(), container.place()),
+            (Some("g"), Some(Place::Container))
         );
         let alone = Annotations::of(br#"{"annotations": null, "process": {}}"#);
         assert_eq!((alone.group(), alone.place()), (None, None));
