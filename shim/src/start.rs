@@ -24,7 +24,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{args::Args, bundle::CONFIG, pod::Annotations};
 
@@ -80,7 +80,16 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 /// Starts a shim in the current directory, the bundle, unless its pod has one, and
 /// tells the address.
 pub(crate) fn start(args: &Args, socket_dir: &Path) -> Result<String> {
-    let config = fs::read(CONFIG).context("read config.json in the bundle")?;
+    let config = match fs::read(CONFIG) {
+        // containerd's sandbox API, in which a shim makes the surroundings of a pod by
+        // itself. Otherwise containerd makes a pause container, and the files that a
+        // pod's containers share: those nobody else could make.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => bail!(
+            "there is no config.json in the bundle: pods run under Crab with a pause container, \
+             so for this runtime leave out sandboxer = \"shim\" (containerd 1.7: sandbox_mode)"
+        ),
+        config => config.context("read config.json in the bundle")?,
+    };
     let annotations = Annotations::of(&config);
     let group = annotations.group().unwrap_or(&args.id);
     let path = socket_dir.join(socket_name(args, group));

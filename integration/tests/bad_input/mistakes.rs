@@ -3,7 +3,9 @@
 //! What a user gets wrong: names, usage, rights, the configuration.
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Client, RunOptions, State, Swapped, Testbed, Tool, poll};
+use crab_integration::{
+    BUSYBOX, Client, RunOptions, State, Swapped, Testbed, Tool, poll, processes::SHIM,
+};
 use crab_store::Class;
 
 use crate::{CONFIG, FAILED, LIMIT, NOT_FOUND, REFUSED, USAGE, lives, refuses};
@@ -179,5 +181,23 @@ fn a_broken_configuration_starts_containers_and_is_said() -> Result<()> {
         crab.rollback(&sandbox, turn.number())?;
         assert_eq!(sandbox.sh_ok("cat /root/f")?, "1");
     }
+    Ok(())
+}
+
+#[test]
+fn a_pod_by_the_sandbox_api_is_refused_with_what_to_configure() -> Result<()> {
+    Testbed::here()?;
+    // As containerd runs it under `sandboxer = "shim"`, in a directory like this.
+    let said = Tool::new("env")
+        .args(["-C", "/run/containerd"])
+        .args([SHIM, "-namespace", "k8s.io", "-id", "pod", "start"])
+        .run()?;
+    ensure!(said.status == 1 && said.stdout.is_empty(), "{said:?}");
+    let words = ["no config.json", "leave out sandboxer"];
+    ensure!(
+        words.iter().all(|word| said.stderr.contains(word)),
+        "{said:?}"
+    );
+    ensure!(said.stderr.lines().count() == 1, "{said:?}");
     Ok(())
 }
