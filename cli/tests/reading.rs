@@ -94,7 +94,8 @@ fn turns_tells_history_with_failures_and_rollbacks() {
     has(6, &["rollback", "back to turn 2", "files, in 85 ms"]);
     // A command cannot drive the terminal.
     has(7, &[r"printf '\u{1b}[2J'"]);
-    assert_eq!(lines.len(), 8);
+    has(8, &["note: dev.crab.x is ignored"]);
+    assert_eq!(lines.len(), 9);
 
     let json = host.crab(&["turns", "demo", "--json"]).json();
     assert_eq!(json["head"], 2);
@@ -240,7 +241,10 @@ fn a_bad_configuration_is_named_with_its_line() {
     let host = Host::new();
     fs::write(host.path("config.toml"), "\n\nstorage = '/a'\n").unwrap();
     let error = host.crab(&["ps"]).error(1);
-    assert!(error.contains("config.toml:3: unknown field"), "{error}");
+    assert!(
+        error.contains("config.toml:3: there is no setting"),
+        "{error}"
+    );
 }
 
 #[test]

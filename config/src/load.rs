@@ -393,21 +393,4 @@ mod tests {
             "cannot read the configuration /nowhere/c.toml: No such file or directory (os error 2)"
         );
     }
-
-    #[test]
-    fn the_samples_for_containerd_and_docker_name_the_runtime() {
-        for sample in [
-            include_str!("../samples/containerd-1.7.toml"),
-            include_str!("../samples/containerd-2.toml"),
-        ] {
-            toml::from_str::<toml::Table>(sample).unwrap();
-            assert!(sample.contains("runtime_type = \"io.containerd.crab.v1\""));
-        }
-        let docker = include_str!("../samples/docker-daemon.json");
-        let docker: serde_json::Value = serde_json::from_str(docker).unwrap();
-        assert_eq!(
-            docker["runtimes"]["crab"]["runtimeType"],
-            "io.containerd.crab.v1"
-        );
-    }
 }

@@ -32,12 +32,7 @@ pub struct Ignored {
 impl fmt::Display for Ignored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = quoted(&self.name);
-        write!(
-            f,
-            "annotation {} is ignored: {}",
-            name.trim_matches('"'),
-            self.why
-        )
+        write!(f, "{} is ignored: {}", name.trim_matches('"'), self.why)
     }
 }
 
@@ -181,7 +176,7 @@ mod tests {
         assert_eq!(ignored.len(), 4, "{ignored:?}");
         assert_eq!(
             ignored[0],
-            "annotation dev.crab.checkpoints.max_gate_ms is ignored: \
+            "dev.crab.checkpoints.max_gate_ms is ignored: \
              a sandbox may say 60000 at most, and this is 60001"
         );
         assert!(ignored[1].ends_with("it must be true or false, and is \"no\""));

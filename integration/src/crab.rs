@@ -102,6 +102,9 @@ pub struct PsRow {
     pub bytes_stored: u64,
     /// What is not as it should be.
     pub note: Option<String>,
+    /// What of its configuration is not followed.
+    #[serde(default)]
+    pub config_faults: Vec<String>,
 }
 
 /// How `crab` refused or failed.

@@ -9,6 +9,7 @@
 set -uo pipefail
 
 PIDS=/run/crab-testbed
+# The daemons run with them as they are.
 SAMPLES=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../config/samples
 WAIT=600 # in steps of 50 ms
 
@@ -103,7 +104,7 @@ start() {
             ;;
         dockerd)
             rm -f /run/docker.pid
-            launch dockerd dockerd --containerd /run/containerd/containerd.sock --experimental \
+            launch dockerd dockerd --config-file "$SAMPLES/docker-daemon.json" --containerd /run/containerd/containerd.sock --experimental \
                 --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
                 --exec-opt native.cgroupdriver=cgroupfs
             ;;

@@ -8,7 +8,7 @@ use crab_integration::{
 };
 use crab_store::Class;
 
-use crate::{CONFIG, FAILED, LIMIT, NOT_FOUND, REFUSED, USAGE, lives, refuses};
+use crate::{CONFIG, FAILED, LIMIT, NOT_FOUND, REFUSED, USAGE, lines_of_turns, lives, refuses};
 
 #[test]
 fn an_unknown_sandbox_or_turn_is_said() -> Result<()> {
@@ -164,16 +164,27 @@ fn a_broken_configuration_starts_containers_and_is_said() -> Result<()> {
     let _alone = testbed.alone();
     let crab = testbed.crab();
     for client in testbed.clients() {
-        let config = Swapped::with(CONFIG, "# by hand\n[checkpoints]\nmax_gate = 5\n")?;
+        let config = Swapped::with(
+            CONFIG,
+            "# by hand\n[checkpoints]\nmax_gate = 5\nenabled = 1\n",
+        )?;
         let sandbox = client.run(BUSYBOX, RunOptions::new())?;
         let id = sandbox.sandbox_id();
         lives(&sandbox)?;
-        let words = [CONFIG, ":3", "max_gate", "correct that line"];
+        let words = [CONFIG, ":3", "max_gate", "line 4", "correct these lines"];
         refuses(&crab, &["ps"], FAILED, &words)?;
         refuses(&crab, &["checkpoint", &id], FAILED, &words)?;
         sandbox.sh_ok("echo 1 >/root/f")?;
         drop(config);
-        // The defaults were in force.
+        // The defaults were in force, which is told for as long as they are.
+        let fault = "the default configuration is in force: cannot use the configuration \
+                     /etc/crab/config.toml:3: ";
+        let faults = crab.ps_of(&sandbox)?.config_faults;
+        ensure!(
+            faults.len() == 1 && faults[0].starts_with(fault),
+            "{faults:?}"
+        );
+        ensure!(lines_of_turns(&crab, &sandbox, fault)?.len() == 1);
         let turn = poll("the turn is recorded", LIMIT, || {
             let mut turns = crab.turns(&sandbox)?.turns.into_iter();
             Ok(turns.find(|t| t.published && t.number() > 0 && t.class() == Class::Files))
