@@ -4,7 +4,8 @@
 
 use anyhow::Result;
 use crab_integration::{
-    BUSYBOX, Census, DEBIAN, ExecOptions, RunOptions, Runtime, State, Testbed, processes, sleeper,
+    BUSYBOX, Census, CgroupMode, DEBIAN, ExecOptions, RunOptions, Runtime, State, Testbed, Tool,
+    processes, sleeper,
 };
 use crab_store::Class;
 
@@ -84,4 +85,49 @@ fn a_crash_takes_the_shim_and_everything_inside() -> Result<()> {
         assert!(processes::crabd().is_some());
     }
     Ok(())
+}
+
+#[test]
+fn the_census_sees_each_kind_of_thing_that_can_be_left() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let shell = |script: &str| Tool::new("sh").args(["-c", script]).run()?.ok();
+    let cgroup = match testbed.cgroup() {
+        CgroupMode::V1 => "/sys/fs/cgroup/pids/left-behind",
+        CgroupMode::V2 => "/sys/fs/cgroup/left-behind",
+    };
+    let before = Census::take()?;
+    let orphan = "setsid -f sleep 4321 >/dev/null 2>&1 </dev/null";
+    let kinds = [
+        ("mkfifo /run/left", "rm /run/left", "FIFO /run/left"),
+        ("mkdir /run/left", "rmdir /run/left", "directory /run/left"),
+        (
+            "ip netns add left",
+            "ip netns del left",
+            "mount nsfs /run/netns/left",
+        ),
+        (
+            "mkdir /run/left; mount -t tmpfs left /run/left",
+            "umount /run/left; rmdir /run/left",
+            "mount tmpfs /run/left",
+        ),
+        (
+            &format!("mkdir {cgroup}"),
+            &format!("rmdir {cgroup}"),
+            &format!("cgroup {cgroup}"),
+        ),
+        (orphan, "pkill -xf 'sleep 4321'", "process sleep "),
+    ];
+    for (make, take_away, line) in kinds {
+        shell(make)?;
+        let left = Census::take()?.since(&before);
+        shell(take_away)?;
+        assert!(
+            left.iter().any(|left| left.starts_with(line)),
+            "{line}: {left:?}"
+        );
+    }
+    // Its directory stays once it was used.
+    shell("umount /run/netns 2>/dev/null; rmdir /run/netns 2>/dev/null; true")?;
+    before.wait_for_nothing_left()
 }
