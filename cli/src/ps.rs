@@ -29,7 +29,7 @@ struct Ps {
 #[derive(Serialize)]
 struct Row {
     sandbox: SandboxId,
-    /// The name that Docker gave it.
+    /// What its client calls it.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     /// What its shim says; `gone` if it has none, `unknown` if that is deaf.
@@ -67,7 +67,7 @@ pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
     let mut rows = Vec::new();
     for id in &sandboxes {
         let mut row = Row::of(id, store.as_ref().and_then(|store| stored(store, id)));
-        row.name = names.remove(id);
+        row.name = names.remove(id).or(row.name);
         rows.push(row);
     }
     // All shims at once: a deaf one must not hold up the others.
@@ -94,6 +94,7 @@ struct Stored {
     turn: Option<TurnId>,
     last_ms: Option<u64>,
     client: Option<&'static str>,
+    name: Option<String>,
     image: Option<String>,
     config_faults: Vec<String>,
 }
@@ -130,6 +131,7 @@ fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
         turn: next.0.checked_sub(1).map(TurnId),
         last_ms: ended.max().or(meta.as_ref().map(|meta| meta.created_ms)),
         client: meta.as_ref().map(|meta| meta.client.as_str()),
+        name: meta.as_ref().and_then(|meta| meta.name.clone()),
         image: meta.as_ref().and_then(|meta| meta.image.clone()),
         config_faults: meta.map(|meta| meta.config_faults).unwrap_or_default(),
     })
@@ -164,6 +166,7 @@ impl Row {
                 row.bytes_stored = stored.bytes;
                 row.last_ms = stored.last_ms;
                 row.client = stored.client;
+                row.name = stored.name;
                 row.image = stored.image;
                 row.config_faults = stored.config_faults;
                 if stored.damaged > 0 {

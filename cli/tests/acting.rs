@@ -274,8 +274,8 @@ fn a_restore_that_fails_leaves_no_wish_behind() {
 
 #[test]
 fn a_container_of_a_pod_is_not_restored_and_what_helps_is_said() {
-    let host = Host::with_history("k8s.io/demo");
-    host.made_by("k8s.io/demo", Client::Kubernetes);
+    let host = Host::new();
+    host.history("k8s.io/demo", Client::Kubernetes);
     let error = host.crab(&["restore", "demo"]).error(4);
     assert!(error.contains("Kubernetes replaces"), "{error}");
     assert!(error.contains("crab rollback k8s.io/demo"), "{error}");

@@ -37,7 +37,7 @@ fn ps_lists_what_is_gone_with_its_newest_state() {
     let lines = words(&text);
     assert_eq!(
         lines[1][..5],
-        ["default/demo", "-", "gone", "5", "2"],
+        ["default/demo", "team/agent/main", "gone", "5", "2"],
         "{text}"
     );
     assert!(text.contains("example.test/agent:1"), "{text}");
@@ -165,7 +165,7 @@ fn what_does_not_exist_is_code_3_with_a_hint() {
         host.crab(&["turns", "other"]).error(3),
         "crab: no sandbox other: the store has none of that id or name; `crab ps` lists the sandboxes"
     );
-    host.history("other/demo");
+    host.history("other/demo", Client::Containerd);
     let error = host.crab(&["turns", "demo"]).error(3);
     assert!(error.contains("default/demo, other/demo"), "{error}");
     host.crab(&["turns", "other/de"]).ok();

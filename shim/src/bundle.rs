@@ -6,7 +6,6 @@
 //! it stays beside as `config.crab.json`: a rollback starts from it.
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -31,8 +30,7 @@ pub(crate) struct Bundle {
     /// A network namespace of the container's own is asked for.
     own_netns: bool,
     own_pidns: bool,
-    place: Option<Place>,
-    annotations: BTreeMap<String, String>,
+    annotations: Annotations,
     original: Vec<u8>,
 }
 
@@ -79,8 +77,7 @@ impl Bundle {
             args,
             own_netns,
             own_pidns,
-            place: Annotations::of(&original).place(),
-            annotations: spec.annotations().clone().into_iter().flatten().collect(),
+            annotations: Annotations::of(&original),
             original,
         })
     }
@@ -106,7 +103,7 @@ impl Bundle {
     }
 
     /// What its client says of it beside the specification proper.
-    pub(crate) fn annotations(&self) -> &BTreeMap<String, String> {
+    pub(crate) fn annotations(&self) -> &Annotations {
         &self.annotations
     }
 
@@ -123,12 +120,12 @@ impl Bundle {
 
     /// Whether the container only holds its pod open.
     pub(crate) fn is_pause(&self) -> bool {
-        self.place == Some(Place::Pause)
+        self.annotations.place() == Some(Place::Pause)
     }
 
     /// Whether it is a container of a pod.
     pub(crate) fn is_of_pod(&self) -> bool {
-        self.place.is_some()
+        self.annotations.place().is_some()
     }
 
     /// Writes the specification for the runtime: with the network namespace

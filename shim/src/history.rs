@@ -178,7 +178,8 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
         } else {
             Client::Containerd
         },
-        image: None,
+        name: container.bundle.annotations().name(),
+        image: container.bundle.annotations().image(),
         bundle: container.bundle.dir().display().to_string(),
         created_ms: unix_ms(SystemTime::now()),
         snapshot,

@@ -33,7 +33,7 @@ pub(crate) fn of_container(host: &Host, bundle: &Bundle, id: &str) -> (Config, V
     }
     let mut said = docker_labels(bundle, id);
     // Who writes an annotation means this container; a label may be the image's.
-    said.extend(bundle.annotations().clone());
+    said.extend(bundle.annotations().all().clone());
     let said = said
         .iter()
         .map(|(name, text)| (name.as_str(), text.as_str()));
@@ -137,7 +137,7 @@ mod tests {
         let name = "dev.crab.checkpoints.enabled".to_owned();
         assert_eq!(found, [(&name, &"false".to_owned())]);
         assert_eq!(docker_labels(&bundle, "4567").len(), 0);
-        assert_eq!(bundle.annotations()["a"], "b");
+        assert_eq!(bundle.annotations().all()["a"], "b");
     }
 
     #[test]

@@ -71,6 +71,9 @@ impl Client {
 pub struct SandboxMeta {
     /// Whose sandbox it is.
     pub client: Client,
+    /// What its client calls it, where the shim learned it; for people to read.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The image's name, where the shim learned it.
     #[serde(default)]
     pub image: Option<String>,

@@ -324,6 +324,7 @@ fn history_survives_its_writer() {
     let (_dir, store) = store();
     let meta = SandboxMeta {
         client: Client::Docker,
+        name: None,
         image: Some("busybox".to_owned()),
         bundle: "/run/b".to_owned(),
         created_ms: 5,

@@ -99,15 +99,19 @@ impl Host {
     /// A sandbox with turns of every class, a failure and a rollback.
     pub(crate) fn with_history(id: &str) -> Self {
         let host = Self::new();
-        host.history(id);
+        host.history(id, Client::Containerd);
         host
     }
 
-    /// Says who made a sandbox.
-    pub(crate) fn made_by(&self, id: &str, client: Client) {
-        self.writer(id)
+    /// The same, made by a client.
+    pub(crate) fn history(&self, id: &str, client: Client) {
+        // One writer for all of it: a program that another test is about to run has
+        // the lock, too, until then.
+        let writer = self.writer(id);
+        writer
             .set_meta(&SandboxMeta {
                 client,
+                name: Some("team/agent/main".to_owned()),
                 image: Some("example.test/agent:1".to_owned()),
                 bundle: "/b".to_owned(),
                 created_ms: 1_700_000_000_000,
@@ -115,11 +119,6 @@ impl Host {
                 config_faults: vec!["dev.crab.x is ignored: no such setting".to_owned()],
             })
             .unwrap();
-    }
-
-    pub(crate) fn history(&self, id: &str) {
-        self.made_by(id, Client::Containerd);
-        let writer = self.writer(id);
         let commands = [
             "sleep infinity",
             "ls /",
