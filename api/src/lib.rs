@@ -3,16 +3,18 @@
 //!
 //! ```text
 //! shim --Tracer-->  crabd     /run/crab/crabd.sock
+//! shim <--programs--  crabd   /run/crab/programs.sock
 //! crab --Tracer-->  crabd
 //! crab --Sandbox--> shim      address in /run/crab/sandboxes/<ns>/<id>/address
 //! ```
 //!
 //! The protocol is in `proto/`; this crate holds its generated bindings
-//! ([`tracer`], [`sandbox`]), the paths ([`paths`]) and the client side of a
-//! connection ([`connect`]). It knows no other crate of the project.
+//! ([`tracer`], [`sandbox`]), the paths ([`paths`]), the client side of a
+//! connection ([`connect`]) and how programs are lent ([`programs`]). It knows no other crate of the project.
 
 mod connect;
 pub mod paths;
+pub mod programs;
 
 pub use connect::{ConnectError, connect};
 pub use protobuf;

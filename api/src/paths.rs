@@ -19,6 +19,11 @@ pub fn crabd_lock(run_dir: &Path) -> PathBuf {
     run_dir.join("crabd.lock")
 }
 
+/// The socket on which crabd lends programs.
+pub fn programs_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("programs.sock")
+}
+
 /// The log of a crabd that a shim started.
 pub fn crabd_log(run_dir: &Path) -> PathBuf {
     run_dir.join("crabd.log")

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use crab_api::paths;
 use crab_api::tracer_ttrpc::create_tracer;
 use crab_api::ttrpc::r#async::Server;
 use crab_api::ttrpc::r#async::transport::Listener;
@@ -19,7 +20,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use crate::arguments::Arguments;
-use crate::endpoint::{Election, elect, listen, remove};
+use crate::endpoint::{Election, Lock, elect, listen, remove};
+use crate::programs;
 use crate::readiness::{READY, STOPPING, tell};
 use crate::service::Service;
 use crate::state::State;
@@ -29,6 +31,10 @@ const SWEEP: Duration = Duration::from_millis(500);
 
 /// For how long connections may take to end.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+fn lend_programs(socket: &Path, lock: &Lock) -> anyhow::Result<()> {
+    programs::lend(listen(socket, lock)?).context("start to lend")
+}
 
 pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<()> {
     // Before the election: none of them may kill a crabd that holds the lock.
@@ -42,6 +48,11 @@ pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<
             return Ok(());
         }
     };
+    let lending = paths::programs_socket(socket.parent().unwrap_or(Path::new("/")));
+    // Without, shims run their runtimes as they are.
+    if let Err(error) = lend_programs(&lending, &lock) {
+        warn!("not lending programs: {error:#}");
+    }
     let service = Service::new(State::open(&arguments.pin_dir));
     let listener =
         UnixListener::from_std(listen(socket, &lock)?).context("hand the socket to the runtime")?;
@@ -74,8 +85,10 @@ pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<
     info!("stopping: {why}");
     tell(STOPPING);
     service.state().close();
-    if let Err(error) = remove(socket) {
-        warn!("remove {}: {error}", socket.display());
+    for socket in [socket, &lending] {
+        if let Err(error) = remove(socket) {
+            warn!("remove {}: {error}", socket.display());
+        }
     }
     if timeout(FAREWELL, server.shutdown()).await.is_err() {
         warn!("connections are still open");

@@ -5,6 +5,7 @@
 //!   shim --Watch, Effects-->  service --> state { counting, registry }
 //!                                            ^
 //!   shims' deaths, idleness, signals --> daemon
+//!   shim <--a sealed copy of its runtime-- programs
 //! ```
 //!
 //! It is started by the first shim that finds none, or by systemd. A lock
@@ -19,6 +20,7 @@ mod check;
 mod daemon;
 mod endpoint;
 mod holder;
+mod programs;
 mod readiness;
 mod registry;
 mod service;

@@ -4,9 +4,13 @@
 
 use std::{
     fs,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::oci::OciError;
@@ -48,6 +52,8 @@ impl Drop for Log {
 pub(crate) struct Call {
     pub(crate) verb: &'static str,
     pub(crate) command: Command,
+    /// The copy that the command runs, if it does.
+    pub(crate) sealed: Option<Arc<OwnedFd>>,
     pub(crate) log: Log,
 }
 

@@ -3,7 +3,8 @@
 //! reading and writing the two halves of a checkpoint.
 //!
 //! * [`oci`] runs `runc` (or a command line like it), [`reaper`] collects the
-//!   exits of everything below this process, [`orphans`] ends what a dead one left.
+//!   exits of everything below this process, [`orphans`] ends what a dead one left,
+//!   [`sealed`] spares `runc` to copy itself.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
@@ -25,4 +26,5 @@ pub mod overlay;
 pub mod procs;
 mod program;
 pub mod reaper;
+pub mod sealed;
 mod stat;

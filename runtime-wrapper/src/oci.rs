@@ -14,6 +14,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,8 +23,9 @@ use thiserror::Error;
 use crate::{
     call::{Call, Log, SEAL_TRIES, was_not_sealed},
     deadline::Deadline,
-    program::path_with,
+    program::{find_program, path_with},
     reaper::{Limit, Reaper},
+    sealed::{self, Sealer},
 };
 
 /// Why a call of the runtime failed.
@@ -73,6 +75,21 @@ pub struct Stdio3 {
     pub stdout: Option<OwnedFd>,
     /// The container's end of stderr.
     pub stderr: Option<OwnedFd>,
+}
+
+impl Stdio3 {
+    /// Gives the command copies of them.
+    fn attach(&self, command: &mut Command) -> io::Result<()> {
+        let of = |fd: &Option<OwnedFd>| {
+            let copy = fd.as_ref().map(OwnedFd::try_clone).transpose()?;
+            io::Result::Ok(copy.map_or_else(Stdio::null, Stdio::from))
+        };
+        command
+            .stdin(of(&self.stdin)?)
+            .stdout(of(&self.stdout)?)
+            .stderr(of(&self.stderr)?);
+        Ok(())
+    }
 }
 
 /// The descriptor at which CRIU finds the `index`th of the pipe ends that
@@ -154,6 +171,8 @@ pub struct Runtime {
     pub no_pivot: bool,
     /// The CRIU that the runtime shall use; its own choice if none is said.
     pub criu: Option<PathBuf>,
+    /// Has sealed copies of the program; none: it makes them itself.
+    pub sealer: Option<Arc<dyn Sealer>>,
     /// Collects the runtime's exits.
     pub reaper: Reaper,
 }
@@ -161,7 +180,16 @@ pub struct Runtime {
 impl Runtime {
     fn call(&self, verb: &'static str) -> Call {
         let log = Log::new(&self.bundle);
-        let mut command = Command::new(&self.program);
+        // Only these enter the container.
+        let sealer = self
+            .sealer
+            .as_deref()
+            .filter(|_| matches!(verb, "create" | "exec"));
+        let sealed = sealer.and_then(|sealer| sealed::copy_of(&self.program, sealer));
+        let mut command = match &sealed {
+            Some(copy) => sealed::command(&self.program, copy),
+            None => Command::new(&self.program),
+        };
         command
             .arg("--root")
             .arg(&self.root)
@@ -176,7 +204,12 @@ impl Runtime {
             command.env("PATH", path_with(dir));
         }
         command.arg(verb).current_dir(&self.bundle);
-        Call { verb, command, log }
+        Call {
+            verb,
+            command,
+            sealed,
+            log,
+        }
     }
 
     fn spawn_error(&self, source: io::Error) -> OciError {
@@ -215,26 +248,34 @@ impl Runtime {
         stdio: Stdio3,
         limit: Option<Limit>,
     ) -> Result<i32, OciError> {
-        let of = |fd: Option<OwnedFd>| fd.map_or_else(Stdio::null, Stdio::from);
-        call.command
-            .stdin(of(stdio.stdin))
-            .stdout(of(stdio.stdout))
-            .stderr(of(stdio.stderr));
+        stdio
+            .attach(&mut call.command)
+            .map_err(|source| self.spawn_error(source))?;
         if limit.is_some() {
             call.command.process_group(0);
         }
         let verb = call.verb;
         let mut tries = 1;
         while let Err(error) = self.launch_once(&mut call, limit) {
+            if let (OciError::Spawn { source, .. }, Some(_)) = (&error, call.sealed.take()) {
+                if let (Some(sealer), Some(path)) = (&self.sealer, find_program(&self.program)) {
+                    sealer.refuse(&path, source);
+                }
+                call.command = sealed::plain(&self.program, &call.command);
+                stdio
+                    .attach(&mut call.command)
+                    .map_err(|source| self.spawn_error(source))?;
+                continue;
+            }
             if tries == SEAL_TRIES || !was_not_sealed(&error) {
                 return Err(error);
             }
             tracing::warn!(verb, tries, %error, "the runtime runs again");
             tries += 1;
         }
-        // Ours of the container's ends are in it; the pipes must not stay open
-        // here, or their end would never be seen.
-        drop(call);
+        // Ours of the container's ends: the pipes must not stay open here, or their end
+        // would never be seen.
+        drop((call, stdio));
         let pid = fs::read_to_string(pid_file).and_then(|text| {
             text.trim()
                 .parse()

@@ -2,12 +2,25 @@
 //! The driver of OCI command lines. In a process of its own: the reaper waits for every
 //! child that there is.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 use crab_runtime::{
     oci::{Runtime, Stdio3},
     reaper::Reaper,
+    sealed::Sealer,
 };
+
+/// The reaper takes every child of this process: one test at a time has one.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(|failed| failed.into_inner())
+}
 
 /// A command line that fails `times` times as runc does, and then leaves a pid.
 fn failing(dir: &Path, times: usize, reason: &str, reaper: &Reaper) -> Runtime {
@@ -31,6 +44,7 @@ fn failing(dir: &Path, times: usize, reason: &str, reaper: &Reaper) -> Runtime {
         systemd_cgroup: false,
         no_pivot: false,
         criu: None,
+        sealer: None,
         reaper: reaper.clone(),
     }
 }
@@ -45,6 +59,7 @@ const BUSY: [&str; 3] = [
 
 #[test]
 fn a_runtime_that_could_not_seal_itself_runs_again() {
+    let _alone = alone();
     let reaper = Reaper::start().unwrap();
     let mut cases = vec![(99, BUSY[0], 5), (99, "no memory", 1)];
     cases.extend(BUSY.map(|busy| (2, busy, 3)));
@@ -63,4 +78,63 @@ fn a_runtime_that_could_not_seal_itself_runs_again() {
         });
         assert_eq!(logs.count(), 0, "its log is left");
     }
+}
+
+/// Has one thing to give, whatever is asked for.
+struct Holder {
+    copy: Arc<OwnedFd>,
+    refused: Mutex<Vec<PathBuf>>,
+}
+
+impl Holder {
+    fn of(path: &Path) -> Arc<Self> {
+        Arc::new(Self {
+            copy: Arc::new(File::open(path).unwrap().into()),
+            refused: Mutex::default(),
+        })
+    }
+}
+
+impl Sealer for Holder {
+    fn sealed(&self, _: &Path) -> Option<Arc<OwnedFd>> {
+        Some(self.copy.clone())
+    }
+
+    fn refuse(&self, program: &Path, why: &io::Error) {
+        assert_eq!(why.kind(), io::ErrorKind::PermissionDenied);
+        self.refused.lock().unwrap().push(program.to_path_buf());
+    }
+}
+
+#[test]
+fn where_the_sealed_copy_does_not_run_the_program_itself_does() {
+    let _alone = alone();
+    let reaper = Reaper::start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("no-program");
+    fs::write(&text, "").unwrap();
+    let holder = Holder::of(&text);
+    let mut runtime = failing(dir.path(), 0, "", &reaper);
+    runtime.sealer = Some(holder.clone());
+    let (read, write) = io::pipe().unwrap();
+    let stdio = Stdio3 {
+        stdout: Some(write.into()),
+        ..Stdio3::default()
+    };
+    assert_eq!(runtime.create(None, stdio).unwrap(), 42);
+    assert_eq!(*holder.refused.lock().unwrap(), [runtime.program]);
+    // No end of it is left open here.
+    assert_eq!(io::read_to_string(read).unwrap(), "");
+}
+
+#[test]
+fn the_sealed_copy_runs_instead_of_the_program() {
+    let _alone = alone();
+    let reaper = Reaper::start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut runtime = failing(dir.path(), 0, "", &reaper);
+    // It takes the options for a script that is not there.
+    runtime.sealer = Some(Holder::of(Path::new("/bin/sh")));
+    runtime.create(None, Stdio3::default()).unwrap_err();
+    assert!(!dir.path().join("tries").exists(), "the program has run");
 }

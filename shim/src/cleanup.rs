@@ -68,6 +68,7 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
             systemd_cgroup: false,
             no_pivot: false,
             criu: None,
+            sealer: None,
             reaper,
         };
         if let Err(error) = runtime.delete() {

@@ -23,6 +23,7 @@ mod history;
 mod overrides;
 mod pipes;
 mod pod;
+mod programs;
 mod publish;
 mod publisher;
 mod sandbox;

@@ -26,6 +26,7 @@ use crate::{
     args::Args,
     containers::Containers,
     control::Control,
+    programs::Programs,
     publisher::Publisher,
     sandbox::Host,
     start::{ADDRESS_FILE, LISTENER_FD},
@@ -81,6 +82,7 @@ async fn run(
         Publisher::start(PathBuf::from(ttrpc_socket), args.namespace.clone());
     let address = fs::read_to_string(ADDRESS_FILE).context("read the address in the bundle")?;
     let host = Arc::new(Host {
+        programs: Arc::new(Programs::lent_by_crabd(&config.run_dir)),
         config,
         config_fault,
         reaper,

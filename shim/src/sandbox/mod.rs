@@ -42,6 +42,7 @@ use crate::{
     container::{INIT, Phase, Process, Processes},
     history::{self, Beginning, Images},
     overrides,
+    programs::Programs,
     publisher::Publisher,
     stdio::{Client, StdioPaths},
     turns::{self, Turns},
@@ -56,6 +57,7 @@ pub(crate) struct Host {
     /// Why that is the default one, if the file could not be used.
     pub(crate) config_fault: Option<String>,
     pub(crate) reaper: Reaper,
+    pub(crate) programs: Arc<Programs>,
     pub(crate) publisher: Publisher,
     pub(crate) namespace: String,
     /// `unix://...`, where `crab` reaches this shim.
@@ -151,6 +153,7 @@ impl Container {
             systemd_cgroup: options.systemd_cgroup,
             no_pivot: options.no_pivot_root,
             criu: config.runtime.criu.clone(),
+            sealer: Some(host.programs.clone()),
             reaper: host.reaper.clone(),
         };
         let stdio = StdioPaths {
