@@ -8,6 +8,7 @@ mod exits;
 mod leftovers;
 mod pausing;
 mod resources;
+mod sealed;
 mod stdio;
 mod terminal;
 
