@@ -174,7 +174,9 @@ impl Running {
 
     /// Waits for its end. One that takes too long is killed, which is an error.
     pub fn wait(mut self) -> Result<Output> {
-        let status = match self.ends_by(self.started + self.limit)? {
+        // One that was seen to have ended can no longer be watched.
+        let ended = self.has_ended()? || self.ends_by(self.started + self.limit)?;
+        let status = match ended {
             true => self.child.wait()?,
             false => {
                 self.child.kill()?;
