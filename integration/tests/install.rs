@@ -13,7 +13,9 @@ use crab_integration::{Output, Testbed, Tool};
 
 const CONTAINERD_2: &str = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
                             sandbox_image = \"pause:1\"\n\n\n";
-const CONTAINERD_3: &str = "# mine\nversion = 3\n[plugins.'io.containerd.cri.v1.images']\n";
+const CONTAINERD_3: &str = "# mine\nversion = 3\n\
+                            [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n  \
+                            runtime_type = 'io.containerd.runc.v2'\n";
 const CONTAINERD_1: &str = "[plugins.cri]\n  stream_server_port = \"0\"\n";
 const DOCKER: &str =
     "{\"log-level\":\"warn\",\n \"runtimes\":{\"x\":{\"path\":\"/x\"}}, \"dns\":[]}";
@@ -88,6 +90,8 @@ fn what_others_wrote_is_kept_and_comes_back_to_the_byte() -> Result<()> {
         ensure!(config.starts_with(containerd), "{config}");
         let handler = ".containerd.runtimes.crab]\n  runtime_type = \"io.containerd.crab.v1\"\n";
         ensure!(config.contains(handler), "{config}");
+        // The one that the file had, and may have only once.
+        ensure!(config.matches(".runtimes.runc]").count() == 1, "{config}");
         let docker: serde_json::Value =
             serde_json::from_str(&tree.text("etc/docker/daemon.json")?)?;
         assert_eq!(
