@@ -31,6 +31,7 @@ A first walk:
   crab turns demo                what happened in demo, turn by turn
   crab show demo 1               turn 1 in detail
   crab rollback demo --turn 0    as if it had never been
+  crab doctor                    whether this host has what Crab needs
 With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
 
 const AFTER_HELP: &str = "\
@@ -39,7 +40,7 @@ container, or the beginning of an id if no other begins so.
 
 Exit codes:
   0  done
-  1  failed
+  1  failed; of doctor: something that Crab needs is missing
   2  wrong usage
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
@@ -135,6 +136,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "TURN")]
         turn: Option<TurnId>,
     },
+    /// Say whether this host has what Crab needs, and what to do where not
+    ///
+    /// One line for each thing: `ok`; `warn`, where Crab works and something
+    /// costs more or is not kept; `fail`, where Crab needs it; `-`, where it is
+    /// not on this host and need not be. Ends with 0 if nothing fails, else with
+    /// 1. Changes nothing, and starts nothing that stays.
+    Doctor,
 }
 
 impl Args {

@@ -7,13 +7,15 @@
 //! the shim does, and for `restore` the containerd client that made it.
 //!
 //! Whatever happens ends in one place: text on standard output and exit code 0,
-//! or one line on standard error and the code that `--help` documents.
+//! or one line on standard error and the code that `--help` documents. Only a
+//! doctor that finds faults ends with both, its text and a code.
 #![forbid(unsafe_code)]
 
 mod args;
 mod checkpoint;
 mod context;
 mod docker;
+mod doctor;
 mod error;
 mod history;
 mod live;
@@ -33,15 +35,16 @@ use std::{
 
 use args::{Args, Command};
 use context::Context;
-use error::CliError;
+use error::{CliError, Code};
 
 fn main() -> ExitCode {
     let args = match Args::read() {
         Ok(args) => args,
         Err(finished) => return finished,
     };
-    match run(args).and_then(|text| print(&text)) {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = run(args).and_then(|(text, end)| print(&text).map(|()| end));
+    match done {
+        Ok(end) => end,
         Err(error) => {
             eprintln!("{error}");
             error.code.into()
@@ -49,21 +52,35 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> Result<String, CliError> {
+/// The text to print, and how to end after it.
+fn run(args: Args) -> Result<(String, ExitCode), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|cause| CliError::failed("cannot start", cause, "see the system's limits"))?;
-    let context = Context::new(args.json, args.store)?;
+    // Not for the doctor: the configuration is one of the things it looks at.
+    let context = || Context::new(args.json, args.store.clone());
     runtime.block_on(async {
-        match args.command {
-            Command::Ps => ps::run(&context).await,
-            Command::Turns { sandbox } => turns::run(&context, &sandbox).await,
-            Command::Show { sandbox, turn } => show::run(&context, &sandbox, turn),
-            Command::Checkpoint { sandbox } => checkpoint::run(&context, &sandbox).await,
-            Command::Rollback { sandbox, turn } => rollback::run(&context, &sandbox, turn).await,
-            Command::Restore { sandbox, turn } => restore::run(&context, &sandbox, turn).await,
-        }
+        let text = match args.command {
+            Command::Ps => ps::run(&context()?).await?,
+            Command::Turns { sandbox } => turns::run(&context()?, &sandbox).await?,
+            Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, turn)?,
+            Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
+            Command::Rollback { sandbox, turn } => {
+                rollback::run(&context()?, &sandbox, turn).await?
+            }
+            Command::Restore { sandbox, turn } => restore::run(&context()?, &sandbox, turn).await?,
+            Command::Doctor => {
+                let (text, well) = doctor::run(args.json, args.store.clone()).await;
+                let end = if well {
+                    ExitCode::SUCCESS
+                } else {
+                    Code::Failed.into()
+                };
+                return Ok((text, end));
+            }
+        };
+        Ok((text, ExitCode::SUCCESS))
     })
 }
 

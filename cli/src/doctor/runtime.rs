@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The OCI runtime that the configuration names.
+
+use std::path::Path;
+
+use super::{
+    check::Check,
+    program::{SearchPath, ask},
+    version::Version,
+};
+
+const NAME: &str = "runtime";
+
+/// The oldest runc whose options are known.
+const OLDEST_RUNC: Version = Version(1, 1);
+
+pub(crate) async fn check(configured: &Path, path: &SearchPath) -> Check {
+    let install = format!(
+        "install {} (Debian, Ubuntu: apt-get install runc), or name another as runtime.binary in the configuration",
+        configured.display()
+    );
+    let Some(program) = path.find(configured) else {
+        let found = format!("{} is not found on {path}", configured.display());
+        return Check::fail(NAME, found, install);
+    };
+    match ask(&program, &["--version"]).await {
+        Ok(said) if said.well => judge(&said.stdout, &program),
+        Ok(said) => Check::fail(
+            NAME,
+            format!("{} --version fails: {}", program.display(), said.why()),
+            install,
+        ),
+        Err(why) => Check::fail(NAME, why, install),
+    }
+}
+
+/// By what `--version` printed: `runc version 1.1.15`, `crun version 1.21` with a line
+/// of what it was built with.
+fn judge(said: &str, program: &Path) -> Check {
+    let kind = said.split_whitespace().next().unwrap_or_default();
+    let first = said.lines().next().unwrap_or_default();
+    let found = format!("{}, {}", first.trim(), program.display());
+    let version = Version::find(first).map(|(version, _)| version);
+    match kind {
+        "runc" if version.is_some_and(|version| version < OLDEST_RUNC) => Check::warn(
+            NAME,
+            found,
+            format!("install runc {OLDEST_RUNC} or newer: Crab is not tried with older ones"),
+        ),
+        "crun" if !said.contains("+CRIU") => Check::warn(
+            NAME,
+            format!("{found}: built without CRIU, processes cannot be kept"),
+            "use runc, or a crun that was built with CRIU",
+        ),
+        _ => Check::ok(NAME, found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::check::Verdict, *};
+
+    #[test]
+    fn runtimes_are_judged_by_what_they_print() {
+        let verdict = |said| judge(said, Path::new("/usr/bin/x")).verdict;
+        assert_eq!(verdict("runc version 1.1.15+ds1\nspec: 1.0.2"), Verdict::Ok);
+        assert_eq!(verdict("runc version 1.0.3\n"), Verdict::Warn);
+        assert_eq!(
+            verdict("crun version 1.21\n+SYSTEMD +CRIU +YAJL\n"),
+            Verdict::Ok
+        );
+        assert_eq!(verdict("crun version 1.21\n+SYSTEMD\n"), Verdict::Warn);
+        assert_eq!(verdict("youki version 0.5.3\n"), Verdict::Ok);
+    }
+
+    #[tokio::test]
+    async fn one_that_is_not_there_is_said_with_where_it_was_looked_for() {
+        let check = check(Path::new("runc"), &SearchPath::new("/no/such/dir")).await;
+        assert_eq!(check.verdict, Verdict::Fail);
+        assert_eq!(check.found, "runc is not found on /no/such/dir");
+    }
+}
