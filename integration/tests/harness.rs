@@ -97,7 +97,8 @@ fn the_census_sees_each_kind_of_thing_that_can_be_left() -> Result<()> {
         CgroupMode::V2 => "/sys/fs/cgroup/left-behind",
     };
     let before = Census::take()?;
-    let orphan = "setsid -f sleep 4321 >/dev/null 2>&1 </dev/null";
+    let orphan = "setsid -f sleep 4321 >/dev/null 2>&1 </dev/null; \
+                  until pgrep -xf 'sleep 4321'; do :; done";
     let kinds = [
         ("mkfifo /run/left", "rm /run/left", "FIFO /run/left"),
         ("mkdir /run/left", "rmdir /run/left", "directory /run/left"),

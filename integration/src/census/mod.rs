@@ -27,9 +27,9 @@ use crate::{processes, testbed::poll};
 /// Where `ctr` makes the FIFOs of stdio.
 const FIFOS: &str = "/run/containerd/fifo";
 
-/// Names that stay once the first container has been there, whatever becomes of it:
-/// directories of namespaces, Crab's own, caches, and crabd's files.
-const SHARED: [&str; 12] = [
+/// Directories and cgroups that stay once the first container has been there, whatever
+/// becomes of it: those of namespaces, of clients, and Crab's own.
+const SHARED: [&str; 7] = [
     "default",
     "moby",
     "k8s.io",
@@ -37,12 +37,22 @@ const SHARED: [&str; 12] = [
     "crab",
     "sandboxes",
     "staging",
-    "criu.checked",
-    "crabd.log",
-    "crabd.lock",
-    "crabd.sock",
-    "fifo",
 ];
+/// And more of that kind: the daemons' directories, Crab's caches, crabd's files.
+const KEPT: [&str; 9] = [
+    "/run/containerd/fifo",
+    "/run/containerd/runc",
+    "/run/containerd/s",
+    "/run/crab/criu.checked",
+    "/run/crab/crabd.lock",
+    "/run/crab/crabd.log",
+    "/run/crab/crabd.sock",
+    "/run/docker/containerd",
+    "/var/lib/crab/FORMAT",
+];
+
+/// Of which each dockerd makes one for itself.
+const OF_DOCKERD: &str = "/run/docker/libnetwork/";
 
 /// Those may be others than before.
 const DAEMONS: [&str; 3] = ["containerd", "dockerd", processes::CRABD];
@@ -175,8 +185,9 @@ fn may_stay(line: &str) -> bool {
             pid.is_some_and(|pid| pid.starts_with(' '))
         });
     }
-    let name = line.rsplit('/').next().unwrap_or_default();
-    SHARED.contains(&name)
+    let (_, path) = line.split_once(' ').unwrap_or_default();
+    let name = path.rsplit('/').next().unwrap_or_default();
+    SHARED.contains(&name) || KEPT.contains(&path) || path.starts_with(OF_DOCKERD)
 }
 
 /// Removes the FIFOs of `ctr`, which are its own, and which it deletes with the task:
