@@ -205,7 +205,7 @@ mod tests {
         assert!(Command::new(&way).arg0("true").status().unwrap().success());
         assert!(fs::OpenOptions::new().write(true).open(&way).is_err());
         // EPERM where it is immutable; where it could not be made so, it is not lent again.
-        let changed = fs::set_permissions(&way, Permissions::from_mode(0));
+        let changed = fs::set_permissions(&way, Permissions::from_mode(0o000));
         assert_eq!(changed.is_ok(), !held.is_good());
     }
 
