@@ -71,7 +71,7 @@ impl Call {
         OciError::Failed {
             verb: self.verb,
             status,
-            reason: without_verb(&reason, self.verb).to_string(),
+            reason,
         }
     }
 }
@@ -111,14 +111,6 @@ fn logged_errors(log: &Path) -> Option<String> {
     Some(format!("{last} (before: {})", errors.join("; ")))
 }
 
-/// runc names the verb itself: "runc create failed: ", "exec failed: ".
-fn without_verb<'a>(reason: &'a str, verb: &str) -> &'a str {
-    let rest = reason.strip_prefix("runc ").unwrap_or(reason);
-    rest.strip_prefix(verb)
-        .and_then(|rest| rest.strip_prefix(" failed: "))
-        .unwrap_or(reason)
-}
-
 /// The message of a line of the log, if it is an error's.
 fn error_of(line: &str) -> Option<String> {
     let entry: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -152,17 +144,5 @@ mod tests {
             Some("exec failed: no such file (before: first)")
         );
         assert_eq!(logged_errors(&dir.path().join("none")), None);
-    }
-
-    #[test]
-    fn the_verb_is_named_once() {
-        for (reason, verb, left) in [
-            ("runc create failed: no such file", "create", "no such file"),
-            ("exec failed: no such file", "exec", "no such file"),
-            ("exec failed", "exec", "exec failed"),
-            ("runc is too old", "create", "runc is too old"),
-        ] {
-            assert_eq!(without_verb(reason, verb), left);
-        }
     }
 }

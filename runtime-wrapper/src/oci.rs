@@ -39,8 +39,9 @@ pub enum OciError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The program said no.
-    #[error("{verb} failed (exit {status}): {reason}")]
+    /// The program said no. In the words of the Go shim, which clients look for and
+    /// people search for.
+    #[error("OCI runtime {verb} failed: {reason}")]
     Failed {
         /// The runtime's verb.
         verb: &'static str,

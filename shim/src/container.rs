@@ -27,6 +27,7 @@ use crab_runtime::reaper::Exit;
 use tokio::sync::watch;
 
 use crate::{
+    log_driver::LogDriver,
     publisher::{Event, Publisher},
     stdio::{Client, StdioPaths},
     terminal::Terminal,
@@ -99,6 +100,8 @@ pub(crate) struct Process {
     pub(crate) client: Option<Arc<Client>>,
     /// The same after the process's end, while output is still relayed.
     draining: Weak<Client>,
+    /// The log driver of a process that has ended; it may go on until the delete.
+    driver: Option<Arc<LogDriver>>,
     pub(crate) terminal: Option<Arc<Terminal>>,
     /// The OCI process specification of an exec.
     pub(crate) spec: Vec<u8>,
@@ -114,10 +117,20 @@ impl Process {
             paths,
             client,
             draining: Weak::new(),
+            driver: None,
             terminal: None,
             spec: Vec::new(),
             ended: watch::Sender::new(None),
             early: None,
+        }
+    }
+
+    /// Lets the client go, whose FIFOs close when the pipes are drained.
+    fn release(&mut self) {
+        if let Some(client) = self.client.take() {
+            client.stop_input();
+            self.draining = Arc::downgrade(&client);
+            self.driver = client.driver();
         }
     }
 }
@@ -301,12 +314,7 @@ impl Processes {
             _ => {}
         }
         process.phase = Phase::Stopped(pid, exit);
-        if let Some(client) = &process.client {
-            client.stop_input();
-            process.draining = Arc::downgrade(client);
-        }
-        // The FIFOs close when the pipes are drained.
-        process.client = None;
+        process.release();
         self.publisher.publish(Event::Exit(events::TaskExit {
             container_id: self.id.clone(),
             id: if exec == INIT { &self.id } else { exec }.to_string(),
@@ -327,7 +335,7 @@ impl Processes {
         let mut table = self.table();
         if let Some(process) = table.get_mut(exec) {
             process.phase = Phase::Stopped(0, exit);
-            process.client = None;
+            process.release();
             process.ended.send_replace(Some(exit));
         }
     }
@@ -335,6 +343,15 @@ impl Processes {
     /// A handle on a process's end.
     pub(crate) fn ended(&self, exec: &str) -> Result<watch::Receiver<Option<Exit>>, StateError> {
         self.with(exec, |p| p.ended.subscribe())
+    }
+
+    /// Tells when the log driver of a process has ended, if it has one.
+    pub(crate) fn driver_ended(&self, exec: &str) -> Option<watch::Receiver<bool>> {
+        let driver = self.with(exec, |p| {
+            let of_client = || p.client.as_ref().and_then(|client| client.driver());
+            p.driver.clone().or_else(of_client)
+        });
+        Some(driver.ok()??.ended())
     }
 
     /// Takes a process out that has stopped or never started.

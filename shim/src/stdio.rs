@@ -12,31 +12,35 @@
 //! (containerd or dockerd restarting) neither breaks the pipe nor loses the place.
 //! The client sees the end when the process and all who inherited its pipe have
 //! closed it. A client that has deleted the process is no longer written to, but
-//! the pipe goes on being drained: what runs on must not die of SIGPIPE.
+//! the pipe goes on being drained: what runs on must not die of SIGPIPE. Where output
+//! goes, a FIFO, a file or a log driver, is said in [`crate::sink`].
 
 use std::{
-    fs::File,
-    io::{self, Write},
-    os::fd::OwnedFd,
+    io,
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use anyhow::{Context, Result, bail};
-use crab_runtime::oci::Stdio3;
+use anyhow::{Context, Result};
+use crab_runtime::{oci::Stdio3, reaper::Reaper};
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{Gid, Mode, OFlags, Uid},
     pipe::{PipeFlags, pipe_with},
 };
 use tokio::{
     net::unix::pipe,
-    sync::{Mutex, watch},
+    sync::{Mutex, OnceCell, watch},
     task::JoinHandle,
 };
 
-use crate::terminal::Terminal;
+use crate::{
+    log_driver::LogDriver,
+    sink::{Sink, Target, write_pipe},
+    terminal::Terminal,
+};
 
 /// Size of one read from a pipe, in bytes.
 const CHUNK: usize = 32 * 1024;
@@ -50,67 +54,65 @@ pub(crate) struct StdioPaths {
     pub(crate) terminal: bool,
 }
 
-/// Where output goes.
-enum Sink {
-    Fifo(pipe::Sender),
-    File(File),
-    /// The client wants none.
-    Nowhere,
+/// Whose stdio it is.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    /// The container's id, or the exec's.
+    pub(crate) id: String,
+    pub(crate) namespace: String,
+    /// The user and the group to whom the process's pipes belong.
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Collects the end of a log driver.
+    pub(crate) reaper: Reaper,
 }
 
-impl Sink {
-    fn open(target: &str) -> Result<Self> {
-        if target.is_empty() {
-            return Ok(Self::Nowhere);
-        }
-        if target.starts_with("binary://") {
-            bail!("log drivers ({target}) are not supported; use a FIFO or file://");
-        }
-        let (path, is_file) = match target.strip_prefix("file://") {
-            Some(path) => (path, true),
-            None => (target.strip_prefix("fifo://").unwrap_or(target), false),
-        };
-        if is_file {
-            let file = File::options().append(true).create(true).open(path);
-            return Ok(Self::File(file.with_context(|| format!("open {path}"))?));
-        }
-        let fifo = pipe::OpenOptions::new()
-            .read_write(true)
-            .open_sender(path)
-            .with_context(|| format!("open the FIFO {path}"))?;
-        Ok(Self::Fifo(fifo))
-    }
+/// Where output goes, open.
+struct Outputs {
+    stdout: Sink,
+    stderr: Sink,
+    driver: Option<Arc<LogDriver>>,
+}
 
-    async fn write(&self, mut data: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Nowhere => Ok(()),
-            Self::File(file) => {
-                let mut file: &File = file;
-                file.write_all(data)
-            }
-            Self::Fifo(fifo) => {
-                while !data.is_empty() {
-                    fifo.writable().await?;
-                    match fifo.try_write(data) {
-                        Ok(count) => data = &data[count..],
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                Ok(())
-            }
+impl Outputs {
+    async fn open(paths: &StdioPaths, owner: &Owner) -> Result<Self> {
+        let stdout = Target::parse(&paths.stdout)?;
+        if let Target::Driver(command) = &stdout {
+            let started = LogDriver::start(command, &owner.id, &owner.namespace, &owner.reaper);
+            let (driver, pipes) = started.await?;
+            return Ok(Self {
+                stdout: Sink::Pipe(pipes.stdout),
+                stderr: Sink::Pipe(pipes.stderr),
+                driver: Some(Arc::new(driver)),
+            });
         }
+        // A terminal has one output.
+        let stderr = match paths.terminal {
+            true => Target::Nowhere,
+            false => Target::parse(&paths.stderr)?,
+        };
+        Ok(Self {
+            stdout: Sink::open(&stdout).await?,
+            stderr: Sink::open(&stderr).await?,
+            driver: None,
+        })
     }
+}
+
+/// Our ends of a process's output.
+pub(crate) struct ProcessOutput {
+    stdout: pipe::Receiver,
+    stderr: pipe::Receiver,
 }
 
 /// The client's side of a process's stdio. It outlives the pipes: a rollback
 /// makes new ones and attaches them here.
 pub(crate) struct Client {
-    stdout: Sink,
-    stderr: Sink,
+    paths: StdioPaths,
+    owner: Owner,
+    outputs: OnceCell<Outputs>,
     /// The client has deleted the process.
     gone: watch::Sender<bool>,
-    terminal: bool,
     input: Input,
 }
 
@@ -140,54 +142,86 @@ enum InputSink {
 }
 
 impl Client {
-    /// Opens the client's FIFOs, but that of the input: see
-    /// [`Self::begin_input`]. Never waits for their other ends.
-    pub(crate) fn open(paths: &StdioPaths) -> Result<Arc<Self>> {
+    /// Nothing is opened yet: see [`Self::connect`] and [`Self::begin_input`].
+    pub(crate) fn new(paths: StdioPaths, owner: Owner) -> Arc<Self> {
         let pump = match paths.stdin.as_str() {
             "" => Pump::Over,
             path => Pump::Waiting(path.strip_prefix("fifo://").unwrap_or(path).to_owned()),
         };
-        Ok(Arc::new(Self {
-            stdout: Sink::open(&paths.stdout)?,
-            // A terminal has one output.
-            stderr: if paths.terminal {
-                Sink::Nowhere
-            } else {
-                Sink::open(&paths.stderr)?
-            },
+        Arc::new(Self {
+            paths,
+            owner,
+            outputs: OnceCell::new(),
             gone: watch::Sender::new(false),
-            terminal: paths.terminal,
             input: Input {
                 sink: Arc::default(),
                 pump: std::sync::Mutex::new(pump),
                 keep_open: std::sync::Mutex::default(),
                 closed: AtomicBool::new(false),
             },
-        }))
+        })
+    }
+
+    /// Opens where the output goes, or starts the log driver, unless that is done. Never
+    /// waits for the other end of a FIFO.
+    pub(crate) async fn connect(&self) -> Result<()> {
+        let opened = self
+            .outputs
+            .get_or_try_init(|| Outputs::open(&self.paths, &self.owner));
+        opened.await.context("stdio")?;
+        Ok(())
+    }
+
+    /// The log driver, if there is one and it is started.
+    pub(crate) fn driver(&self) -> Option<Arc<LogDriver>> {
+        self.outputs.get()?.driver.clone()
     }
 
     /// Whether the process gets a terminal.
     pub(crate) fn terminal(&self) -> bool {
-        self.terminal
+        self.paths.terminal
     }
 
-    /// Makes pipes for a process about to start; output is relayed from now on.
-    pub(crate) async fn attach_pipes(self: &Arc<Self>) -> Result<Stdio3> {
-        let make = || pipe_with(PipeFlags::CLOEXEC).context("make a pipe");
+    /// Makes pipes for a process about to start. Its output is to be relayed once it has
+    /// been: until then only the runtime writes, whose errors the client is told otherwise.
+    pub(crate) async fn attach_pipes(&self) -> Result<(Stdio3, ProcessOutput)> {
+        let make = || {
+            let (read, write) = pipe_with(PipeFlags::CLOEXEC).context("make a pipe")?;
+            self.give(&read)?;
+            Ok::<_, anyhow::Error>((read, write))
+        };
         let (stdin_read, stdin_write) = make()?;
         let sender = pipe::Sender::from_owned_fd(stdin_write)?;
         self.attach_input(InputSink::Pipe(sender)).await;
         let (stdout_read, stdout_write) = make()?;
         let (stderr_read, stderr_write) = make()?;
-        for (read, to_stderr) in [(stdout_read, false), (stderr_read, true)] {
-            let receiver = pipe::Receiver::from_owned_fd(read)?;
-            tokio::spawn(relay_output(receiver, self.clone(), to_stderr));
-        }
-        Ok(Stdio3 {
+        let stdio = Stdio3 {
             stdin: Some(stdin_read),
             stdout: Some(stdout_write),
             stderr: Some(stderr_write),
-        })
+        };
+        let output = ProcessOutput {
+            stdout: pipe::Receiver::from_owned_fd(stdout_read)?,
+            stderr: pipe::Receiver::from_owned_fd(stderr_read)?,
+        };
+        Ok((stdio, output))
+    }
+
+    /// Relays output until its end.
+    pub(crate) fn relay(self: &Arc<Self>, output: ProcessOutput) {
+        tokio::spawn(relay_output(output.stdout, self.clone(), false));
+        tokio::spawn(relay_output(output.stderr, self.clone(), true));
+    }
+
+    /// Gives a pipe to the user whom the client names (IoUid, IoGid): a process that is not
+    /// root opens /dev/stdout and its kin only if they are its own.
+    fn give(&self, pipe: impl AsFd) -> Result<()> {
+        let Owner { uid, gid, .. } = self.owner;
+        if (uid, gid) == (0, 0) {
+            return Ok(());
+        }
+        rustix::fs::fchown(pipe, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+            .with_context(|| format!("give a pipe to user {uid} and group {gid}"))
     }
 
     /// Attaches the master of a started process's terminal.
@@ -320,24 +354,14 @@ async fn pump_input(fifo: pipe::Receiver, sink: Arc<Mutex<Option<InputSink>>>) {
     sink.lock().await.take();
 }
 
-async fn write_pipe(pipe: &pipe::Sender, mut data: &[u8]) -> io::Result<()> {
-    while !data.is_empty() {
-        pipe.writable().await?;
-        match pipe.try_write(data) {
-            Ok(count) => data = &data[count..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
 /// Where output goes until the client is gone; then nowhere, and the client's FIFOs
 /// are let go.
 struct Outlet {
     client: Option<Arc<Client>>,
     gone: watch::Receiver<bool>,
     to_stderr: bool,
+    /// The client was not to be reached; said once.
+    failed: bool,
 }
 
 impl Outlet {
@@ -346,6 +370,7 @@ impl Outlet {
             gone: client.gone.subscribe(),
             client: Some(client),
             to_stderr,
+            failed: false,
         }
     }
 
@@ -363,15 +388,20 @@ impl Outlet {
         let Some(client) = self.client.clone() else {
             return;
         };
+        let Some(outputs) = client.outputs.get() else {
+            return;
+        };
         let sink = if self.to_stderr {
-            &client.stderr
+            &outputs.stderr
         } else {
-            &client.stdout
+            &outputs.stdout
         };
         tokio::select! {
             written = sink.write(data) => {
-                if let Err(error) = written {
-                    tracing::warn!(%error, "output dropped");
+                if let Err(error) = written
+                    && !std::mem::replace(&mut self.failed, true)
+                {
+                    tracing::warn!(%error, "output is dropped");
                 }
             }
             () = self.closed() => {}

@@ -31,7 +31,7 @@ use crate::{
     containers::Containers,
     sandbox::{Container, CreateFailure, Host},
     stats,
-    stdio::{Client, StdioPaths},
+    stdio::{Client, Owner, StdioPaths},
 };
 
 /// Turns an error into the status that the client sees, with its whole chain
@@ -108,7 +108,11 @@ impl Task for TaskService {
     async fn exec(&self, _: &TtrpcContext, req: ExecProcessRequest) -> Result<Empty> {
         let container = self.containers.get(&req.id)?;
         let paths = paths(req.stdin, req.stdout, req.stderr, req.terminal);
-        let client = Client::open(&paths).map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?;
+        let owner = Owner {
+            id: req.exec_id.clone(),
+            ..container.stdio_owner.clone()
+        };
+        let client = Client::new(paths.clone(), owner);
         let mut process = Process::new(crate::container::Phase::Created(None), paths, Some(client));
         process.spec = req
             .spec

@@ -44,7 +44,7 @@ use crate::{
     overrides,
     programs::Programs,
     publisher::Publisher,
-    stdio::{Client, StdioPaths},
+    stdio::{Client, Owner, StdioPaths},
     turns::{self, Turns},
 };
 
@@ -89,6 +89,8 @@ pub(crate) struct Container {
     pub(crate) bundle: Bundle,
     pub(crate) runtime: Runtime,
     pub(crate) processes: Arc<Processes>,
+    /// Whose the stdio of its processes is; an exec's goes by its own id.
+    pub(crate) stdio_owner: Owner,
     /// What `crab` and this shim keep of it in the run directory.
     pub(crate) run_dir: PathBuf,
     /// The network namespace that this shim holds for it.
@@ -162,13 +164,21 @@ impl Container {
             stderr: req.stderr.clone(),
             terminal: req.terminal,
         };
-        let client = Client::open(&stdio).map_err(CreateFailure::Argument)?;
+        let owner = Owner {
+            id: req.id.clone(),
+            namespace: host.namespace.clone(),
+            uid: options.io_uid,
+            gid: options.io_gid,
+            reaper: host.reaper.clone(),
+        };
+        let client = Client::new(stdio.clone(), owner.clone());
         let container = Arc::new(Self {
             host: host.clone(),
             config,
             config_faults,
             id,
             processes: Arc::new(Processes::new(req.id.clone(), host.publisher.clone())),
+            stdio_owner: owner,
             run_dir,
             netns,
             cgroup: Mutex::default(),

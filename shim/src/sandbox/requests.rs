@@ -73,10 +73,20 @@ impl Container {
 
     /// Removes a process that has ended; with the init goes the container.
     pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Exit)> {
-        if exec != INIT {
-            let gone = self.processes.delete(exec)?;
-            return Ok(gone);
+        let driver = self.processes.driver_ended(exec);
+        let gone = if exec == INIT {
+            self.delete_container().await?
+        } else {
+            self.processes.delete(exec)?
+        };
+        if let Some(mut driver) = driver {
+            // Whoever reads the log next finds all of it.
+            let _ = driver.wait_for(|ended| *ended).await;
         }
+        Ok(gone)
+    }
+
+    async fn delete_container(self: &Arc<Self>) -> ttrpc::Result<(i32, Exit)> {
         match self.processes.init()? {
             Phase::Created(_) | Phase::Stopped(..) => {}
             _ => return Ok(self.processes.delete(INIT)?),
@@ -88,8 +98,7 @@ impl Container {
         blocking(move || this.tear_down())
             .await
             .map_err(crate::task::unknown)?;
-        let gone = self.processes.delete(INIT)?;
-        Ok(gone)
+        Ok(self.processes.delete(INIT)?)
     }
 
     /// Keeps captures back until what is returned is dropped: they freeze and thaw,

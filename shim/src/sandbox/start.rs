@@ -58,16 +58,6 @@ impl Restore {
     }
 }
 
-impl Launch {
-    fn name(&self) -> &str {
-        match self {
-            Self::Create => "create",
-            Self::Restore(_) => "restore",
-            Self::Exec(id, _) => id,
-        }
-    }
-}
-
 /// A process that the runtime has made.
 pub(crate) struct Launched {
     pub(crate) pid: i32,
@@ -80,23 +70,25 @@ impl Container {
     /// Has the runtime make a process, with new pipes or a new terminal that
     /// are attached to the client's FIFOs.
     pub(crate) async fn launch(&self, client: &Arc<Client>, launch: Launch) -> Result<Launched> {
+        client.connect().await?;
         let since = SystemTime::now();
         let mut inherited = Vec::new();
         if let Launch::Restore(restore) = &launch {
             inherited = pipes::renew(&restore.images.pipes)?;
         }
-        let (stdio, console) = if client.terminal() {
+        let (stdio, output, console) = if client.terminal() {
             // Short, because a socket's address holds 107 bytes, of which the ids of
             // Docker would take 130.
             let unique = CONSOLES.fetch_add(1, Ordering::Relaxed);
             let name = format!("{}-{unique}.tty", std::process::id());
             let path = self.config.run_dir.join(name);
-            (Stdio3::default(), Some(ConsoleSocket::listen(&path)?))
+            let console = ConsoleSocket::listen(&path)?;
+            (Stdio3::default(), None, Some(console))
         } else {
-            (client.attach_pipes().await?, None)
+            let (stdio, output) = client.attach_pipes().await?;
+            (stdio, Some(output), None)
         };
         let runtime = self.runtime.clone();
-        let name = launch.name().to_string();
         let (pid, master) = blocking(move || {
             let socket = console.as_ref().map(ConsoleSocket::path);
             let pid = match &launch {
@@ -118,8 +110,10 @@ impl Container {
             };
             Ok((pid, console.map(ConsoleSocket::receive).transpose()?))
         })
-        .await
-        .with_context(|| name)?;
+        .await?;
+        if let Some(output) = output {
+            client.relay(output);
+        }
         let terminal = match master {
             Some(master) => Some(client.attach_terminal(master).await?),
             None => None,
