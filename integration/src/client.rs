@@ -33,16 +33,24 @@ impl Runtime {
             Self::Stock => "io.containerd.runc.v2",
         }
     }
+
+    /// Its name as a runtime handler of the CRI.
+    pub fn handler(self) -> &'static str {
+        match self {
+            Self::Crab => "crab",
+            Self::Stock => "runc",
+        }
+    }
 }
 
 /// How a container shall be.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    runtime: Runtime,
-    id: Option<String>,
+    pub(crate) runtime: Runtime,
+    pub(crate) id: Option<String>,
     /// Options of the client, before the image.
-    flags: Vec<String>,
-    args: Vec<String>,
+    pub(crate) flags: Vec<String>,
+    pub(crate) args: Vec<String>,
 }
 
 impl Default for RunOptions {
@@ -104,6 +112,8 @@ impl RunOptions {
 pub enum Client {
     /// containerd by `ctr`.
     Ctr {
+        /// containerd's namespace.
+        namespace: &'static str,
         /// Whether CPU shares have to be left out.
         no_cpu_shares: bool,
     },
@@ -112,9 +122,10 @@ pub enum Client {
 }
 
 impl Client {
-    pub(crate) fn ctr(cgroup: CgroupMode) -> Self {
+    pub(crate) fn ctr(cgroup: CgroupMode, namespace: &'static str) -> Self {
         // In v2 mode the cpu controller may be bound to v1, and runc refuses.
         Self::Ctr {
+            namespace,
             no_cpu_shares: cgroup == CgroupMode::V2,
         }
     }
@@ -134,7 +145,7 @@ impl Client {
     /// containerd's namespace of the containers that it makes.
     pub fn namespace(self) -> &'static str {
         match self {
-            Self::Ctr { .. } => "default",
+            Self::Ctr { namespace, .. } => namespace,
             Self::Docker => "moby",
         }
     }
@@ -150,7 +161,7 @@ impl Client {
 
     fn image(self, image: &str) -> String {
         match self {
-            Self::Ctr { .. } => format!("docker.io/crab/{image}:latest"),
+            Self::Ctr { .. } => reference(image),
             Self::Docker => format!("crab/{image}"),
         }
     }
@@ -160,7 +171,7 @@ impl Client {
             .tool(["run", mode, "--runtime", options.runtime.name()])
             .args(options.flags.clone());
         match self {
-            Self::Ctr { no_cpu_shares } => {
+            Self::Ctr { no_cpu_shares, .. } => {
                 let shares: &[&str] = if no_cpu_shares {
                     &["--cpu-shares", "0"]
                 } else {
@@ -221,6 +232,11 @@ impl Client {
             .run()
             .context("run a container in the foreground")
     }
+}
+
+/// An image of the tests, by the name that containerd has it under.
+pub(crate) fn reference(image: &str) -> String {
+    format!("docker.io/crab/{image}:latest")
 }
 
 /// A name that nothing else on this host has.

@@ -2,12 +2,14 @@
 
 //! The harness of the end-to-end tests, the demo and the benchmarks.
 //!
-//! It drives real clients (`ctr`, `docker`, `crab`) on the host that
+//! It drives real clients (`ctr`, `docker`, `nerdctl`, `crictl`, `crab`) on the host that
 //! `scripts/testbed` makes, the way a user does: by their command lines. Nothing
 //! of Crab, containerd, runc, CRIU or the kernel is replaced or reached into.
 //!
 //! ```text
 //! Testbed ── ctr() / docker() ──> Client ── run() ──> Sandbox   removed when dropped
+//!    ├── nerdctl() ──> Nerdctl ── run() ──> NerdctlContainer
+//!    ├── cri() ──> Cri ── pod() ──> Pod ── run() ──> PodContainer, by `crictl`
 //!    ├── crab() ──> Crab     what `crab --json` says, typed
 //!    └── events() ──> Events what containerd published
 //! processes, Census: what runs, is mounted and is left
@@ -23,8 +25,10 @@ mod client;
 mod command;
 pub mod counter;
 mod crab;
+mod cri;
 mod cycles;
 mod events;
+mod nerdctl;
 mod on_host;
 pub mod processes;
 mod sandbox;
@@ -37,8 +41,10 @@ pub use client::{Client, RunOptions, Runtime};
 pub use command::{Output, Running, Tool};
 pub use counter::Counter;
 pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
+pub use cri::{ContainerOptions, Cri, Pod, PodContainer, PodOptions};
 pub use cycles::Cycles;
 pub use events::{Event, Events};
+pub use nerdctl::{Nerdctl, NerdctlContainer};
 pub use sandbox::{ExecOptions, Sandbox, State, sleeper};
 pub use swap::Swapped;
 pub use terminal::Terminal;

@@ -76,6 +76,28 @@ impl ExecOptions {
         self.limit = Some(limit);
         self
     }
+
+    /// The rest of an exec's command line; `interactive` is what tells the client to hand
+    /// its stdin on, if it has to be told.
+    pub(crate) fn complete(
+        &self,
+        tool: Tool,
+        interactive: Option<&str>,
+        container: &str,
+        args: &[&str],
+    ) -> Tool {
+        let interactive = interactive.filter(|_| self.stdin.is_some());
+        let tool = tool
+            .args(interactive)
+            .args(self.flags.clone())
+            .args([container])
+            .args(args.iter().copied())
+            .stdin(self.stdin.clone().unwrap_or_default());
+        match self.limit {
+            Some(limit) => tool.limit(limit),
+            None => tool,
+        }
+    }
 }
 
 impl Sandbox {
@@ -87,6 +109,13 @@ impl Sandbox {
             id: name.to_owned(),
             keep: false,
         }
+    }
+
+    /// A container that another client has made and removes, as containerd knows it.
+    pub(crate) fn of_another(client: Client, runtime: Runtime, id: &str) -> Self {
+        let mut sandbox = Self::new(client, runtime, id);
+        sandbox.keep = true;
+        sandbox
     }
 
     pub(crate) fn set_id(&mut self, id: &str) {
@@ -115,32 +144,16 @@ impl Sandbox {
 
     /// The command line of an exec.
     pub fn exec_tool(&self, args: &[&str], options: &ExecOptions) -> Tool {
-        let tool = match self.client {
-            Client::Ctr { .. } => self
-                .client
-                .tool(["task", "exec", "--exec-id"])
-                .args([unique("e")])
-                .args(options.flags.clone())
-                .args([self.id.as_str()]),
-            Client::Docker => {
-                let interactive: &[&str] = if options.stdin.is_some() {
-                    &["-i"]
-                } else {
-                    &[]
-                };
-                self.client
-                    .tool(["exec"])
-                    .args(interactive.iter().copied())
-                    .args(options.flags.clone())
-                    .args([self.name.as_str()])
+        match self.client {
+            Client::Ctr { .. } => {
+                let tool = self.client.tool(["task", "exec", "--exec-id"]);
+                // It always hands its stdin on.
+                options.complete(tool.args([unique("e")]), None, &self.id, args)
             }
-        };
-        let tool = tool
-            .args(args.iter().copied())
-            .stdin(options.stdin.clone().unwrap_or_default());
-        match options.limit {
-            Some(limit) => tool.limit(limit),
-            None => tool,
+            Client::Docker => {
+                let tool = self.client.tool(["exec"]);
+                options.complete(tool, Some("-i"), &self.name, args)
+            }
         }
     }
 
@@ -326,7 +339,7 @@ pub fn sleeper(seconds: u32) -> String {
     )
 }
 
-fn state_of(word: &str) -> Result<State> {
+pub(crate) fn state_of(word: &str) -> Result<State> {
     Ok(match word.to_lowercase().as_str() {
         "created" => State::Created,
         "running" => State::Running,

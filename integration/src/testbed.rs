@@ -85,7 +85,12 @@ impl Testbed {
 
     /// containerd, by `ctr`, in the namespace `default`.
     pub fn ctr(&self) -> Client {
-        Client::ctr(self.cgroup)
+        Client::ctr(self.cgroup, "default")
+    }
+
+    /// containerd, by `ctr`, in another namespace.
+    pub(crate) fn ctr_in(&self, namespace: &'static str) -> Client {
+        Client::ctr(self.cgroup, namespace)
     }
 
     /// Docker.
@@ -131,6 +136,21 @@ impl Testbed {
             uname.release().to_string_lossy()
         )
     }
+}
+
+/// Whether this host has a client that Debian has not. Where it could not be built, the
+/// test that asks is skipped, which is said; where nothing tells why it is missing, that
+/// is an error.
+pub(crate) fn has_client(program: &str) -> Result<bool> {
+    if let Ok(why) = env::var("CRAB_TESTBED_NO_CLIENTS") {
+        skip(&format!("there is no {program}: {why}"))?;
+        return Ok(false);
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    if env::split_paths(&path).any(|dir| dir.join(program).is_file()) {
+        return Ok(true);
+    }
+    bail!("there is no {program} on PATH, and scripts/testbed has not said why")
 }
 
 /// Says that a test, or a part of it, cannot run here, and why. `scripts/test` counts

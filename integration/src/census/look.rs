@@ -17,9 +17,11 @@ const RUN: &str = "/run";
 
 /// Directories of the daemons, of which each container has one or more: only what is
 /// directly in them, or one below where they are by namespace.
-const OF_CONTAINERS: [(&str, usize); 6] = [
+const OF_CONTAINERS: [(&str, usize); 7] = [
     ("/var/lib/containerd/io.containerd.runtime.v2.task", 2),
     ("/var/lib/containerd/io.containerd.grpc.v1.cri", 2),
+    // `1935db59` is what nerdctl calls this host's containerd, by its address.
+    ("/var/lib/nerdctl/1935db59/containers", 2),
     ("/var/lib/docker/containers", 1),
     ("/var/lib/docker/overlay2", 1),
     // What is in `sandboxes` is history, which outlives its sandbox.

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The clients beside `ctr` and `docker`: Kubernetes' CRI, by `crictl`.
+
+mod pods;
+
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
