@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The clients beside `ctr` and `docker`: Kubernetes' CRI, by `crictl`.
+//! The clients beside `ctr` and `docker`: nerdctl, and Kubernetes' CRI by `crictl`.
 
+mod nerdctl;
 mod pods;
 
 use std::time::Duration;
