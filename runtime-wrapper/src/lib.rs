@@ -5,6 +5,7 @@
 //! * [`oci`] runs `runc` (or a command line like it), [`reaper`] collects the
 //!   exits of everything below this process, [`orphans`] ends what a dead one left,
 //!   [`sealed`] spares `runc` to copy itself.
+//! * [`hooks`] runs what belongs to a container's real end.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
@@ -18,6 +19,7 @@ pub mod cgroup;
 pub mod criu;
 mod deadline;
 pub mod files;
+pub mod hooks;
 pub mod mount;
 pub mod netns;
 pub mod oci;

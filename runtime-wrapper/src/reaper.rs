@@ -179,12 +179,30 @@ impl Reaper {
         command: &mut Command,
         limit: Option<Limit>,
     ) -> io::Result<(u32, Vec<u8>)> {
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        self.output_of(command, b"", limit)
+    }
+
+    /// The same with something to read for the command: less than a pipe holds.
+    pub(crate) fn output_of(
+        &self,
+        command: &mut Command,
+        input: &[u8],
+        limit: Option<Limit>,
+    ) -> io::Result<(u32, Vec<u8>)> {
+        let stdin = match input {
+            b"" => Stdio::null(),
+            _ => Stdio::piped(),
+        };
+        command.stdin(stdin).stderr(Stdio::piped());
         if limit.is_some() {
             command.process_group(0);
         }
         let (mut child, exit) = self.spawn(command)?;
         let deadline = limit.map(|limit| Deadline::of(child.id(), limit));
+        if let Some(mut stdin) = child.stdin.take() {
+            // A command need not read it.
+            let _ = io::Write::write_all(&mut stdin, input);
+        }
         let mut text = Vec::new();
         if let Some(mut stderr) = child.stderr.take() {
             io::Read::read_to_end(&mut stderr, &mut text)?;

@@ -11,6 +11,7 @@ use std::{
 };
 
 use crab_runtime::{
+    hooks,
     oci::{Runtime, Stdio3},
     reaper::Reaper,
     sealed::Sealer,
@@ -137,4 +138,39 @@ fn the_sealed_copy_runs_instead_of_the_program() {
     runtime.sealer = Some(Holder::of(Path::new("/bin/sh")));
     runtime.create(None, Stdio3::default()).unwrap_err();
     assert!(!dir.path().join("tries").exists(), "the program has run");
+}
+
+#[test]
+fn the_hooks_of_the_end_get_the_state_and_one_that_fails_keeps_no_other_from_running() {
+    let _alone = alone();
+    let reaper = Reaper::start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let got = dir.path().join("got");
+    let spec = serde_json::json!({
+        "ociVersion": "1.1.0",
+        "annotations": {"a": "b"},
+        "hooks": {"poststop": [
+            {"path": "/bin/sh", "args": ["sh", "-c", "echo no >&2; exit 3"]},
+            {"path": "/bin/sh", "args": ["sh", "-c", "exec sleep 1000"], "timeout": 1},
+            {"path": "/bin/sh", "args": ["sh", "-c", "cat >$OUT"],
+             "env": [format!("OUT={}", got.display())]},
+        ]},
+    });
+    let faults = Mutex::new(Vec::new());
+    hooks::run_poststop(&spec, "c1", dir.path(), &reaper, |fault| {
+        faults.lock().unwrap().push(fault);
+    });
+    let faults = faults.into_inner().unwrap();
+    assert_eq!(faults.len(), 2, "{faults:?}");
+    assert!(faults[0].ends_with("/bin/sh: exit 3: no"), "{faults:?}");
+    let state: serde_json::Value = serde_json::from_slice(&fs::read(&got).unwrap()).unwrap();
+    assert_eq!(state["id"], "c1");
+    assert_eq!(state["status"], "stopped");
+    assert_eq!(state["annotations"]["a"], "b");
+
+    let mut spec = spec;
+    hooks::without_poststop(&mut spec);
+    fs::remove_file(&got).unwrap();
+    hooks::run_poststop(&spec, "c1", dir.path(), &reaper, |fault| panic!("{fault}"));
+    assert!(!got.exists());
 }

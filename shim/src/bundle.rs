@@ -11,13 +11,14 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use crab_runtime::{hooks, reaper::Reaper};
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 use serde_json::{Value, json};
 
 use crate::pod::{Annotations, Place};
 
 /// The specification as the client gave it.
-const ORIGINAL: &str = "config.crab.json";
+pub(crate) const ORIGINAL: &str = "config.crab.json";
 /// The specification that the runtime reads.
 pub(crate) const CONFIG: &str = "config.json";
 
@@ -129,13 +130,14 @@ impl Bundle {
     }
 
     /// Writes the specification for the runtime: with the network namespace
-    /// named, and, where containers of this bundle ran
-    /// before, without the hooks that set that namespace up.
+    /// named, without the hooks of the end ([`Self::run_poststop`]), and, where
+    /// containers of this bundle ran before, without those that set that namespace up.
     pub(crate) fn write_config(&self, netns: Option<&Path>, again: bool) -> Result<()> {
         let mut spec: Value = serde_json::from_slice(&self.original)?;
         if let Some(path) = netns {
             name_netns(&mut spec, path);
         }
+        hooks::without_poststop(&mut spec);
         if again {
             drop_network_hooks(&mut spec);
         }
@@ -144,6 +146,15 @@ impl Bundle {
             write(&original, &self.original)?;
         }
         write(&self.dir.join(CONFIG), &serde_json::to_vec(&spec)?)
+    }
+
+    /// Runs the hooks of the container's end, which the runtime does not know of.
+    pub(crate) fn run_poststop(&self, id: &str, reaper: &Reaper) {
+        if let Ok(spec) = serde_json::from_slice(&self.original) {
+            hooks::run_poststop(&spec, id, &self.dir, reaper, |fault| {
+                tracing::warn!(id, "{fault}");
+            });
+        }
     }
 }
 
@@ -168,16 +179,22 @@ fn name_netns(spec: &mut Value, path: &Path) {
     }
 }
 
-/// Docker's `libnetwork-setkey` hook moves interfaces into a new namespace; on a
-/// rollback the namespace, with its interfaces, is still there.
+/// What makes a container's network: an argument of Docker's hook, and of nerdctl's.
+const NETWORK_HOOKS: [&str; 2] = ["libnetwork-setkey", "oci-hook"];
+
+/// On a rollback the network namespace, with its interfaces and addresses, is still there.
+/// Other hooks (a GPU's, say) prepare what a rollback makes anew, and run again.
 fn drop_network_hooks(spec: &mut Value) {
     let Some(hooks) = spec.get_mut("hooks").and_then(Value::as_object_mut) else {
         return;
     };
     for list in hooks.values_mut().filter_map(Value::as_array_mut) {
         list.retain(|hook| {
-            let args = hook["args"].as_array();
-            !args.is_some_and(|args| args.iter().any(|arg| arg == "libnetwork-setkey"))
+            let args = hook["args"].as_array().into_iter().flatten();
+            !args.into_iter().any(|arg| {
+                let arg = arg.as_str().unwrap_or_default();
+                NETWORK_HOOKS.contains(&arg)
+            })
         });
     }
 }

@@ -19,11 +19,13 @@ use containerd_shim_protos::{
 use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{
-    cgroup::Cgroup, mount::unmount_all, netns, oci::Runtime, orphans, reaper::Reaper,
+    cgroup::Cgroup, hooks, mount::unmount_all, netns, oci::Runtime, orphans, reaper::Reaper,
 };
 use crab_store::SandboxId;
 
-use crate::{args::Args, capture::staging_dirs, sandbox::KILL_LIMIT, start::ADDRESS_FILE};
+use crate::{
+    args::Args, bundle::ORIGINAL, capture::staging_dirs, sandbox::KILL_LIMIT, start::ADDRESS_FILE,
+};
 
 /// How long the runtime's calls may take to be gone. containerd gives all of this
 /// five seconds.
@@ -69,10 +71,16 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
             no_pivot: false,
             criu: None,
             sealer: None,
-            reaper,
+            reaper: reaper.clone(),
         };
         if let Err(error) = runtime.delete() {
             eprintln!("containerd-shim-crab-v1: {error}");
+        }
+        let spec = note(ORIGINAL).and_then(|text| serde_json::from_str(&text).ok());
+        if let Some(spec) = spec {
+            hooks::run_poststop(&spec, &args.id, &bundle, &reaper, |fault| {
+                eprintln!("containerd-shim-crab-v1: {fault}");
+            });
         }
     }
     unmount_all(&bundle.join("rootfs"))?;

@@ -309,6 +309,7 @@ impl Container {
             let _ = cgroup.thaw();
         }
         let deleted = self.runtime.delete();
+        self.bundle.run_poststop(self.id.id(), &self.host.reaper);
         unmount_all(&self.bundle.dir().join("rootfs"))?;
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
