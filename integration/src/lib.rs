@@ -12,6 +12,7 @@
 //!    ├── cri() ──> Cri ── pod() ──> Pod ── run() ──> PodContainer, by `crictl`
 //!    ├── crab() ──> Crab     what `crab --json` says, typed
 //!    └── events() ──> Events what containerd published
+//!    └── ShimClient: calls of containerd's Task API, past containerd
 //! processes, Census: what runs, is mounted and is left
 //! ```
 //!
@@ -32,6 +33,7 @@ mod nerdctl;
 mod on_host;
 pub mod processes;
 mod sandbox;
+mod shim_client;
 mod swap;
 mod terminal;
 mod testbed;
@@ -46,6 +48,7 @@ pub use cycles::Cycles;
 pub use events::{Event, Events};
 pub use nerdctl::{Nerdctl, NerdctlContainer};
 pub use sandbox::{ExecOptions, Sandbox, State, sleeper};
+pub use shim_client::{Denied, ShimClient};
 pub use swap::Swapped;
 pub use terminal::Terminal;
 pub use testbed::{BUSYBOX, CgroupMode, DEBIAN, Testbed, catch, poll, skip};

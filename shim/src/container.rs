@@ -2,7 +2,7 @@
 //! The states of a container's processes, and who is told of each change.
 //!
 //! ```text
-//! init:  Created --start--> Running <--pause/resume--> Paused
+//! init:  Created --start--> Running --pause--> Pausing --> Paused --resume--> Running
 //!           |                 |  \--rollback--> Replacing --> Running (another pid)
 //!           +----- exit ------+--------------------------> Stopped --delete--> gone
 //! exec:  Added --start--> Starting --> Running --exit--> Stopped --delete--> gone
@@ -12,7 +12,8 @@
 //! a call of the runtime.
 //!
 //! While the init is being replaced its exit is not an exit: containerd sees a
-//! running task throughout.
+//! running task throughout. The init's exit is the last to be told: it is held until what
+//! it left is gone and every exec's exit is told, as by the Go shim.
 
 use std::{
     collections::HashMap,
@@ -24,72 +25,15 @@ use containerd_shim_protos::{
     events::task as events, protobuf::MessageField, types::task::Status as TaskStatus,
 };
 use crab_runtime::reaper::Exit;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
+pub(crate) use crate::phase::{Phase, StateError, exited_at};
 use crate::{
     log_driver::LogDriver,
     publisher::{Event, Publisher},
     stdio::{Client, StdioPaths},
     terminal::Terminal,
 };
-
-/// The life of one process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// It exists, its program does not run. For an init, what `create` leaves;
-    /// a restored one has no pid until it is started.
-    Created(Option<i32>),
-    /// A start is under way.
-    Starting,
-    Running(i32),
-    Paused(i32),
-    /// A rollback is exchanging the init's process for another.
-    Replacing(i32),
-    Stopped(i32, Exit),
-}
-
-impl Phase {
-    /// The pid, 0 where there is none.
-    pub(crate) fn pid(self) -> i32 {
-        match self {
-            Self::Created(pid) => pid.unwrap_or(0),
-            Self::Starting => 0,
-            Self::Running(pid)
-            | Self::Paused(pid)
-            | Self::Replacing(pid)
-            | Self::Stopped(pid, _) => pid,
-        }
-    }
-
-    /// What containerd calls it.
-    pub(crate) fn status(self) -> TaskStatus {
-        match self {
-            Self::Created(_) | Self::Starting => TaskStatus::CREATED,
-            Self::Running(_) | Self::Replacing(_) => TaskStatus::RUNNING,
-            Self::Paused(_) => TaskStatus::PAUSED,
-            Self::Stopped(..) => TaskStatus::STOPPED,
-        }
-    }
-
-    /// What people call it.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Created(_) => "created",
-            Self::Starting => "starting",
-            Self::Running(_) => "running",
-            Self::Paused(_) => "paused",
-            Self::Replacing(_) => "rolling-back",
-            Self::Stopped(..) => "stopped",
-        }
-    }
-
-    pub(crate) fn exit(self) -> Option<Exit> {
-        match self {
-            Self::Stopped(_, exit) => Some(exit),
-            _ => None,
-        }
-    }
-}
 
 /// One process of the container: its init, or an exec.
 pub(crate) struct Process {
@@ -106,8 +50,29 @@ pub(crate) struct Process {
     /// The OCI process specification of an exec.
     pub(crate) spec: Vec<u8>,
     ended: watch::Sender<Option<Exit>>,
-    /// An exit that came before the start was told: told right after it.
+    /// An exec's exit that came before the start was told: told right after it.
     early: Option<(i32, Exit)>,
+    /// The init's exit, while others come first.
+    held: Option<Held>,
+}
+
+/// An exit of an init that is not told yet.
+struct Held {
+    pid: i32,
+    exit: Exit,
+    /// Nothing that it left lives on.
+    swept: bool,
+}
+
+/// What the exit of an init means.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum InitEnd {
+    /// Nothing: it is known, or the process was replaced.
+    None,
+    /// Its start is not told yet: to be asked again after [`Processes::begun`].
+    TooEarly,
+    /// The end: what it left is to go, then [`Processes::swept`].
+    End,
 }
 
 impl Process {
@@ -122,6 +87,7 @@ impl Process {
             spec: Vec::new(),
             ended: watch::Sender::new(None),
             early: None,
+            held: None,
         }
     }
 
@@ -135,26 +101,13 @@ impl Process {
     }
 }
 
-/// Why a change of state is refused; each maps to one gRPC code.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub(crate) enum StateError {
-    #[error("{what} {id}: not found")]
-    NotFound { what: &'static str, id: String },
-    #[error("{what} {id}: already exists")]
-    Exists { what: &'static str, id: String },
-    #[error("cannot {verb} {id}: it is {state}")]
-    Precondition {
-        verb: &'static str,
-        id: String,
-        state: &'static str,
-    },
-}
-
 /// The processes of one container. An exec is known by its id, the init by "".
 pub(crate) struct Processes {
     id: String,
     table: Mutex<HashMap<String, Process>>,
     publisher: Publisher,
+    /// Rung when the init's start is told, or has failed.
+    begun: Notify,
 }
 
 /// The key of the init in the table.
@@ -166,6 +119,7 @@ impl Processes {
             id,
             table: Mutex::default(),
             publisher,
+            begun: Notify::new(),
         }
     }
 
@@ -200,10 +154,22 @@ impl Processes {
         }
     }
 
+    fn name_of(&self, exec: &str) -> String {
+        if exec == INIT { &self.id } else { exec }.to_string()
+    }
+
+    fn refused(&self, verb: &'static str, exec: &str, phase: Phase) -> StateError {
+        StateError::Refused {
+            verb,
+            id: self.name_of(exec),
+            state: phase.word(),
+        }
+    }
+
     fn precondition(&self, verb: &'static str, exec: &str, phase: Phase) -> StateError {
         StateError::Precondition {
             verb,
-            id: if exec == INIT { &self.id } else { exec }.to_string(),
+            id: self.name_of(exec),
             state: phase.word(),
         }
     }
@@ -225,9 +191,12 @@ impl Processes {
         let init = table.get(INIT).map(|p| p.phase);
         match init {
             None => return Err(self.not_found(INIT)),
-            Some(phase @ Phase::Stopped(..)) => {
-                return Err(self.precondition("exec in", INIT, phase));
-            }
+            Some(
+                phase @ (Phase::Created(None)
+                | Phase::Pausing(_)
+                | Phase::Paused(_)
+                | Phase::Stopped(..)),
+            ) => return Err(self.refused("exec in", INIT, phase)),
             Some(_) => {}
         }
         if table.contains_key(exec) {
@@ -250,10 +219,15 @@ impl Processes {
     pub(crate) fn starting(&self, exec: &str) -> Result<(), StateError> {
         let mut table = self.table();
         if exec != INIT {
-            match table.get(INIT).map(|p| p.phase) {
-                Some(Phase::Running(_) | Phase::Replacing(_)) => {}
-                Some(phase) => return Err(self.precondition("exec in", INIT, phase)),
-                None => return Err(self.not_found(INIT)),
+            let init = table.get(INIT).ok_or_else(|| self.not_found(INIT))?;
+            let phase = match &init.held {
+                Some(held) => Phase::Stopped(held.pid, held.exit),
+                None => init.phase,
+            };
+            match phase {
+                Phase::Created(Some(_)) | Phase::Running(_) | Phase::Replacing(_) => {}
+                Phase::Stopped(..) => return Err(self.precondition("exec in", INIT, phase)),
+                phase => return Err(self.refused("exec in", INIT, phase)),
             }
         }
         let process = table.get_mut(exec).ok_or_else(|| self.not_found(exec))?;
@@ -262,7 +236,7 @@ impl Processes {
                 process.phase = Phase::Starting;
                 Ok(())
             }
-            phase => Err(self.precondition("start", exec, phase)),
+            phase => Err(self.refused("start", exec, phase)),
         }
     }
 
@@ -291,33 +265,89 @@ impl Processes {
             })
         });
         drop(table);
+        if exec == INIT {
+            self.begun.notify_one();
+        }
         if let Some((pid, exit)) = early {
             self.exited(exec, pid, exit);
         }
     }
 
-    /// A process has ended, or never began. Tells waiters and containerd, once;
-    /// a second exit and one of an init being replaced are none.
+    /// When the init's start is told, or has failed.
+    pub(crate) async fn begun(&self) {
+        self.begun.notified().await;
+    }
+
+    /// The init's process has ended, or never began.
+    pub(crate) fn init_exited(&self, pid: i32, exit: Exit) -> InitEnd {
+        let mut table = self.table();
+        let Some(init) = table.get_mut(INIT) else {
+            return InitEnd::None;
+        };
+        match init.phase {
+            Phase::Stopped(..) | Phase::Replacing(_) => InitEnd::None,
+            Phase::Starting => InitEnd::TooEarly,
+            // Of the process that a rollback has replaced meanwhile.
+            Phase::Running(now) | Phase::Pausing(now) | Phase::Paused(now) if now != pid => {
+                InitEnd::None
+            }
+            _ => {
+                init.held.get_or_insert(Held {
+                    pid,
+                    exit,
+                    swept: false,
+                });
+                InitEnd::End
+            }
+        }
+    }
+
+    /// Nothing that the init left lives on: its exit is told once the execs' are.
+    pub(crate) fn swept(&self) {
+        let mut table = self.table();
+        if let Some(held) = table.get_mut(INIT).and_then(|init| init.held.as_mut()) {
+            held.swept = true;
+        }
+        self.settle(&mut table);
+    }
+
+    /// Tells the init's exit if it is held, and nothing has to come before it any more.
+    fn settle(&self, table: &mut HashMap<String, Process>) {
+        let awaited = table
+            .iter()
+            .any(|(id, p)| id != INIT && matches!(p.phase, Phase::Starting | Phase::Running(_)));
+        let Some(init) = table.get_mut(INIT) else {
+            return;
+        };
+        if let Some(Held { pid, exit, .. }) = init.held.take_if(|held| held.swept && !awaited) {
+            self.tell_exit(INIT, init, pid, exit);
+        }
+    }
+
+    /// An exec has ended. Tells waiters and containerd, once.
     pub(crate) fn exited(&self, exec: &str, pid: i32, exit: Exit) {
         let mut table = self.table();
         let Some(process) = table.get_mut(exec) else {
             return;
         };
         match process.phase {
-            Phase::Stopped(..) | Phase::Replacing(_) => return,
+            Phase::Stopped(..) => return,
             Phase::Starting => {
                 process.early = Some((pid, exit));
                 return;
             }
-            // Of the process that a rollback has replaced meanwhile.
-            Phase::Running(now) | Phase::Paused(now) if now != pid => return,
             _ => {}
         }
+        self.tell_exit(exec, process, pid, exit);
+        self.settle(&mut table);
+    }
+
+    fn tell_exit(&self, exec: &str, process: &mut Process, pid: i32, exit: Exit) {
         process.phase = Phase::Stopped(pid, exit);
         process.release();
         self.publisher.publish(Event::Exit(events::TaskExit {
             container_id: self.id.clone(),
-            id: if exec == INIT { &self.id } else { exec }.to_string(),
+            id: self.name_of(exec),
             pid: pid as u32,
             exit_status: exit.status,
             exited_at: MessageField::some(exit.at.into()),
@@ -338,6 +368,11 @@ impl Processes {
             process.release();
             process.ended.send_replace(Some(exit));
         }
+        self.settle(&mut table);
+        drop(table);
+        if exec == INIT {
+            self.begun.notify_one();
+        }
     }
 
     /// A handle on a process's end.
@@ -354,20 +389,15 @@ impl Processes {
         Some(driver.ok()??.ended())
     }
 
-    /// Takes a process out that has stopped or never started.
-    pub(crate) fn delete(&self, exec: &str) -> Result<(i32, Exit), StateError> {
+    /// Takes a process out that has stopped or never started. Tells its pid, and its exit
+    /// if there was one.
+    pub(crate) fn delete(&self, exec: &str) -> Result<(i32, Option<Exit>), StateError> {
         let mut table = self.table();
         let process = table.get(exec).ok_or_else(|| self.not_found(exec))?;
         let gone = match process.phase {
-            Phase::Stopped(pid, exit) => (pid, exit),
-            Phase::Created(pid) => (
-                pid.unwrap_or(0),
-                Exit {
-                    status: 0,
-                    at: SystemTime::now(),
-                },
-            ),
-            phase => return Err(self.precondition("delete", exec, phase)),
+            Phase::Stopped(pid, exit) => (pid, Some(exit)),
+            Phase::Created(pid) => (pid.unwrap_or(0), None),
+            phase => return Err(self.refused("delete", exec, phase)),
         };
         if exec == INIT && table.len() > 1 {
             // Whoever deletes the container deletes what was exec'd in it.
@@ -384,39 +414,103 @@ impl Processes {
             self.publisher.publish(Event::Delete(events::TaskDelete {
                 container_id: self.id.clone(),
                 pid: gone.0 as u32,
-                exit_status: gone.1.status,
-                exited_at: MessageField::some(gone.1.at.into()),
+                exit_status: gone.1.map_or(0, |exit| exit.status),
+                exited_at: exited_at(gone.1),
                 ..Default::default()
             }));
         }
         Ok(gone)
     }
 
-    /// Pauses or resumes the init's phase.
-    pub(crate) fn set_paused(&self, paused: bool) -> Result<(), StateError> {
-        let mut table = self.table();
-        let process = table.get_mut(INIT).ok_or_else(|| self.not_found(INIT))?;
-        let container_id = self.id.clone();
-        match (process.phase, paused) {
-            (Phase::Running(pid), true) => {
-                process.phase = Phase::Paused(pid);
-                self.publisher.publish(Event::Paused(events::TaskPaused {
-                    container_id,
-                    ..Default::default()
-                }));
-                Ok(())
-            }
-            (Phase::Paused(pid), false) => {
-                process.phase = Phase::Running(pid);
-                self.publisher.publish(Event::Resumed(events::TaskResumed {
-                    container_id,
-                    ..Default::default()
-                }));
-                Ok(())
-            }
-            (phase, true) => Err(self.precondition("pause", INIT, phase)),
-            (phase, false) => Err(self.precondition("resume", INIT, phase)),
+    /// A pause begins: nothing is started in the container any more.
+    pub(crate) fn pausing(&self) -> Result<(), StateError> {
+        self.init_becomes("pause", None, |phase| match phase {
+            Phase::Running(pid) => Some(Phase::Pausing(pid)),
+            _ => None,
+        })
+    }
+
+    /// Everything is frozen.
+    pub(crate) fn paused(&self) -> Result<(), StateError> {
+        let event = Event::Paused(events::TaskPaused {
+            container_id: self.id.clone(),
+            ..Default::default()
+        });
+        self.init_becomes("pause", Some(event), |phase| match phase {
+            Phase::Pausing(pid) => Some(Phase::Paused(pid)),
+            _ => None,
+        })
+    }
+
+    /// The pause has failed, and nothing is frozen.
+    pub(crate) fn pause_failed(&self) {
+        // It may have ended meanwhile.
+        let _ = self.init_becomes("resume", None, |phase| match phase {
+            Phase::Pausing(pid) => Some(Phase::Running(pid)),
+            _ => None,
+        });
+    }
+
+    /// Whether the init may be resumed.
+    pub(crate) fn resumable(&self) -> Result<(), StateError> {
+        match self.init()? {
+            Phase::Paused(_) => Ok(()),
+            phase => Err(self.refused("resume", INIT, phase)),
         }
+    }
+
+    /// Everything is thawed.
+    pub(crate) fn resumed(&self) -> Result<(), StateError> {
+        let event = Event::Resumed(events::TaskResumed {
+            container_id: self.id.clone(),
+            ..Default::default()
+        });
+        self.init_becomes("resume", Some(event), |phase| match phase {
+            Phase::Paused(pid) => Some(Phase::Running(pid)),
+            _ => None,
+        })
+    }
+
+    fn init_becomes(
+        &self,
+        verb: &'static str,
+        event: Option<Event>,
+        next: impl FnOnce(Phase) -> Option<Phase>,
+    ) -> Result<(), StateError> {
+        let mut table = self.table();
+        let init = table.get_mut(INIT).ok_or_else(|| self.not_found(INIT))?;
+        let Some(next) = next(init.phase) else {
+            return Err(self.refused(verb, INIT, init.phase));
+        };
+        init.phase = next;
+        if let Some(event) = event {
+            self.publisher.publish(event);
+        }
+        Ok(())
+    }
+
+    /// The execs that have a process, with it.
+    pub(crate) fn execs(&self) -> HashMap<i32, String> {
+        let table = self.table();
+        let execs = table.iter().filter(|(id, _)| *id != INIT);
+        execs
+            .filter(|(_, p)| matches!(p.phase, Phase::Running(_)))
+            .map(|(id, p)| (p.phase.pid(), id.clone()))
+            .collect()
+    }
+
+    /// What containerd is told of a process: what is in a paused container is paused.
+    pub(crate) fn look(&self, exec: &str) -> Result<(Phase, TaskStatus, StdioPaths), StateError> {
+        let init = self.init()?;
+        self.with(exec, |p| {
+            let frozen = matches!(init, Phase::Pausing(_) | Phase::Paused(_));
+            let status = match p.phase {
+                Phase::Stopped(..) => p.phase.status(),
+                _ if frozen => init.status(),
+                phase => phase.status(),
+            };
+            (p.phase, status, p.paths.clone())
+        })
     }
 
     /// A rollback takes the init's process away: until [`Self::replaced`], its
@@ -425,7 +519,7 @@ impl Processes {
         let mut table = self.table();
         let process = table.get_mut(INIT).ok_or_else(|| self.not_found(INIT))?;
         match process.phase {
-            Phase::Running(pid) => {
+            Phase::Running(pid) if process.held.is_none() => {
                 process.phase = Phase::Replacing(pid);
                 Ok(pid)
             }
@@ -444,23 +538,19 @@ impl Processes {
 
     /// The init could be neither replaced nor brought back: now it has ended.
     pub(crate) fn replace_failed(&self) {
-        let pid = {
-            let mut table = self.table();
-            let Some(process) = table.get_mut(INIT) else {
-                return;
-            };
-            let pid = process.phase.pid();
-            process.phase = Phase::Running(pid);
-            pid
+        let exit = Exit {
+            status: 137,
+            at: SystemTime::now(),
         };
-        self.exited(
-            INIT,
-            pid,
-            Exit {
-                status: 137,
-                at: SystemTime::now(),
-            },
-        );
+        let mut table = self.table();
+        if let Some(init) = table.get_mut(INIT) {
+            init.held = Some(Held {
+                pid: init.phase.pid(),
+                exit,
+                swept: true,
+            });
+        }
+        self.settle(&mut table);
     }
 
     /// Queues an event that belongs to no change of state.

@@ -22,6 +22,7 @@ mod decide;
 mod history;
 mod log_driver;
 mod overrides;
+mod phase;
 mod pipes;
 mod pod;
 mod programs;

@@ -15,10 +15,11 @@ use containerd_shim_protos::{
         ShutdownRequest, StartRequest, StartResponse, StateRequest, StateResponse, StatsRequest,
         StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
     },
-    protobuf::{Message, MessageField},
-    shim::oci::CheckpointOptions as ApiCheckpointOptions,
+    protobuf::{Message, MessageField, well_known_types::any::Any},
+    shim::oci::{CheckpointOptions as ApiCheckpointOptions, ProcessDetails},
     shim_async::Task,
 };
+use serde_json::Value;
 use tokio::sync::Notify;
 use ttrpc::{
     Code,
@@ -27,10 +28,9 @@ use ttrpc::{
 };
 
 use crate::{
-    container::{INIT, Process, StateError},
+    container::{INIT, Phase, Process, StateError, exited_at},
     containers::Containers,
     sandbox::{Container, CreateFailure, Host},
-    stats,
     stdio::{Client, Owner, StdioPaths},
 };
 
@@ -49,6 +49,7 @@ impl From<StateError> for Error {
         let code = match error {
             StateError::NotFound { .. } => Code::NOT_FOUND,
             StateError::Exists { .. } => Code::ALREADY_EXISTS,
+            StateError::Refused { .. } => Code::UNKNOWN,
             StateError::Precondition { .. } => Code::FAILED_PRECONDITION,
         };
         refuse(code, error)
@@ -70,6 +71,13 @@ fn paths(stdin: String, stdout: String, stderr: String, terminal: bool) -> Stdio
         stderr,
         terminal,
     }
+}
+
+/// The OCI process of an exec, which has a terminal if the request says so.
+fn exec_spec(spec: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
+    let mut spec: serde_json::Map<String, Value> = serde_json::from_slice(spec)?;
+    spec.insert("terminal".into(), terminal.into());
+    serde_json::to_vec(&spec)
 }
 
 #[async_trait]
@@ -113,36 +121,32 @@ impl Task for TaskService {
             ..container.stdio_owner.clone()
         };
         let client = Client::new(paths.clone(), owner);
-        let mut process = Process::new(crate::container::Phase::Created(None), paths, Some(client));
-        process.spec = req
-            .spec
-            .into_option()
-            .map(|any| any.value)
-            .unwrap_or_default();
+        let mut process = Process::new(Phase::Created(None), paths, Some(client));
+        let spec = req.spec.as_ref().map_or(&[][..], |any| &any.value);
+        process.spec = exec_spec(spec, req.terminal)
+            .map_err(|e| refuse(Code::UNKNOWN, format!("the exec's specification: {e}")))?;
         container.processes.add_exec(&req.exec_id, process)?;
         Ok(Empty::new())
     }
 
     async fn state(&self, _: &TtrpcContext, req: StateRequest) -> Result<StateResponse> {
         let container = self.containers.get(&req.id)?;
-        let (phase, paths) = container
-            .processes
-            .with(&req.exec_id, |p| (p.phase, p.paths.clone()))?;
+        let (phase, status, paths) = container.processes.look(&req.exec_id)?;
         let exit = phase.exit();
         Ok(StateResponse {
-            id: req.id,
+            id: match req.exec_id.as_str() {
+                INIT => req.id,
+                exec => exec.into(),
+            },
             bundle: container.bundle.dir().display().to_string(),
             pid: phase.pid() as u32,
-            status: phase.status().into(),
+            status: status.into(),
             stdin: paths.stdin,
             stdout: paths.stdout,
             stderr: paths.stderr,
             terminal: paths.terminal,
             exit_status: exit.map_or(0, |e| e.status),
-            exited_at: exit
-                .map(|e| MessageField::some(e.at.into()))
-                .unwrap_or_default(),
-            exec_id: req.exec_id,
+            exited_at: exited_at(exit),
             ..Default::default()
         })
     }
@@ -181,8 +185,8 @@ impl Task for TaskService {
         }
         Ok(DeleteResponse {
             pid: pid as u32,
-            exit_status: exit.status,
-            exited_at: MessageField::some(exit.at.into()),
+            exit_status: exit.map_or(0, |exit| exit.status),
+            exited_at: exited_at(exit),
             ..Default::default()
         })
     }
@@ -193,14 +197,32 @@ impl Task for TaskService {
             .cgroup()
             .and_then(|cgroup| cgroup.processes().ok())
             .unwrap_or_default();
+        let execs = container.processes.execs();
+        let details = |pid: i32| -> Result<MessageField<Any>> {
+            let Some(exec) = execs.get(&pid) else {
+                return Ok(MessageField::none());
+            };
+            let details = ProcessDetails {
+                exec_id: exec.clone(),
+                ..Default::default()
+            };
+            Ok(MessageField::some(Any {
+                type_url: "containerd.runc.v1.ProcessDetails".into(),
+                value: details
+                    .write_to_bytes()
+                    .map_err(|e| refuse(Code::UNKNOWN, e))?,
+                ..Default::default()
+            }))
+        };
+        let process = |pid| {
+            Ok(ProcessInfo {
+                pid: pid as u32,
+                info: details(pid)?,
+                ..Default::default()
+            })
+        };
         Ok(PidsResponse {
-            processes: pids
-                .into_iter()
-                .map(|pid| ProcessInfo {
-                    pid: pid as u32,
-                    ..Default::default()
-                })
-                .collect(),
+            processes: pids.into_iter().map(process).collect::<Result<_>>()?,
             ..Default::default()
         })
     }
@@ -233,9 +255,15 @@ impl Task for TaskService {
 
     async fn resize_pty(&self, _: &TtrpcContext, req: ResizePtyRequest) -> Result<Empty> {
         let container = self.containers.get(&req.id)?;
-        let terminal = container
+        let (phase, terminal) = container
             .processes
-            .with(&req.exec_id, |p| p.terminal.clone())?;
+            .with(&req.exec_id, |p| (p.phase, p.terminal.clone()))?;
+        if req.exec_id != INIT && phase.exit().is_some() {
+            return Err(refuse(
+                Code::UNKNOWN,
+                format!("cannot resize exec {}: it has ended", req.exec_id),
+            ));
+        }
         if let Some(terminal) = terminal {
             let clamp = |n: u32| u16::try_from(n).unwrap_or(u16::MAX);
             terminal
@@ -250,26 +278,34 @@ impl Task for TaskService {
         let client = container
             .processes
             .with(&req.exec_id, |p| p.client.clone())?;
-        if let Some(client) = client.filter(|_| req.stdin) {
+        // As the Go shim: whatever the request says of stdin, there is nothing else to close.
+        if let Some(client) = client {
             client.close_stdin();
         }
         Ok(Empty::new())
     }
 
     async fn update(&self, _: &TtrpcContext, req: UpdateTaskRequest) -> Result<Empty> {
-        let resources = req.resources.into_option().map(|any| any.value);
-        self.containers
-            .get(&req.id)?
-            .update(resources.unwrap_or_default())
-            .await
-            .map_err(unknown)?;
+        let container = self.containers.get(&req.id)?;
+        let Some(resources) = req.resources.into_option() else {
+            return Err(refuse(
+                Code::INVALID_ARGUMENT,
+                format!("update {}: no resources are given", req.id),
+            ));
+        };
+        container.update(resources.value).await?;
         Ok(Empty::new())
     }
 
     async fn stats(&self, _: &TtrpcContext, req: StatsRequest) -> Result<StatsResponse> {
         let container = self.containers.get(&req.id)?;
-        let pid = container.processes.init()?.pid();
-        let stats = stats::of_process(pid).map_err(unknown)?;
+        let Some(groups) = container.groups() else {
+            return Err(refuse(
+                Code::NOT_FOUND,
+                format!("{} has no cgroup", req.id),
+            ));
+        };
+        let stats = groups.metrics().map_err(unknown)?;
         Ok(StatsResponse {
             stats: MessageField::some(stats),
             ..Default::default()

@@ -44,6 +44,7 @@ use crate::{
     overrides,
     programs::Programs,
     publisher::Publisher,
+    stats::Groups,
     stdio::{Client, Owner, StdioPaths},
     turns::{self, Turns},
 };
@@ -96,6 +97,7 @@ pub(crate) struct Container {
     /// The network namespace that this shim holds for it.
     pub(crate) netns: Option<PathBuf>,
     cgroup: Mutex<Option<Cgroup>>,
+    groups: Mutex<Option<Groups>>,
     /// How the init begins: set by Create, used by Start.
     beginning: Mutex<Option<Beginning>>,
     turns: OnceLock<Turns>,
@@ -182,6 +184,7 @@ impl Container {
             run_dir,
             netns,
             cgroup: Mutex::default(),
+            groups: Mutex::default(),
             beginning: Mutex::default(),
             turns: OnceLock::new(),
             standing_still: AtomicBool::new(false),
@@ -330,8 +333,18 @@ impl Container {
     /// Takes note of the container's cgroup, once it has a process.
     pub(crate) fn adopt(&self, pid: i32) -> Result<()> {
         let cgroup = Cgroup::of_process(pid)?;
+        let groups = Groups::of_process(pid)?;
         *self.cgroup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cgroup);
+        *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = Some(groups);
         Ok(())
+    }
+
+    /// What is measured of it.
+    pub(crate) fn groups(&self) -> Option<Groups> {
+        self.groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// The container's cgroup.

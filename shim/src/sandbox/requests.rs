@@ -17,7 +17,9 @@ use crab_runtime::{
     reaper::Exit,
 };
 
-use super::{Container, blocking};
+use tokio::time::timeout;
+
+use super::{Container, KILL_LIMIT, blocking};
 use crate::{
     container::{INIT, Phase, StateError},
     publisher::Event,
@@ -35,19 +37,25 @@ impl Container {
             drop(self.hold().await);
             phase = self.processes.with(exec, |p| p.phase)?;
         }
-        let refuse = |verb| {
-            ttrpc::Error::from(StateError::NotFound {
-                what: verb,
-                id: if exec == INIT {
-                    self.id.to_string()
-                } else {
-                    exec.into()
-                },
-            })
-        };
+        let name = if exec == INIT { self.id.id() } else { exec };
         let pid = match phase {
-            Phase::Created(None) | Phase::Starting => return Err(refuse("process")),
-            Phase::Stopped(..) => return Err(refuse("running process")),
+            // As the Go shim: an exec is something that was not started, a container
+            // something that is not there.
+            Phase::Created(None) | Phase::Starting | Phase::Stopped(0, _) if exec != INIT => {
+                return Err(StateError::Precondition {
+                    verb: "kill",
+                    id: name.into(),
+                    state: "not started",
+                }
+                .into());
+            }
+            Phase::Created(None) | Phase::Starting | Phase::Stopped(..) => {
+                return Err(StateError::NotFound {
+                    what: "running process of",
+                    id: name.into(),
+                }
+                .into());
+            }
             phase => phase.pid(),
         };
         let mut targets = vec![pid];
@@ -62,7 +70,7 @@ impl Container {
                 .map_err(|e| crate::task::refuse(ttrpc::Code::UNKNOWN, e))?;
         }
         if signal == libc::SIGKILL
-            && matches!(phase, Phase::Paused(_))
+            && matches!(phase, Phase::Pausing(_) | Phase::Paused(_))
             && let Some(cgroup) = self.cgroup()
         {
             // A frozen process dies only when it is thawed.
@@ -72,7 +80,7 @@ impl Container {
     }
 
     /// Removes a process that has ended; with the init goes the container.
-    pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Exit)> {
+    pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Option<Exit>)> {
         let driver = self.processes.driver_ended(exec);
         let gone = if exec == INIT {
             self.delete_container().await?
@@ -86,18 +94,25 @@ impl Container {
         Ok(gone)
     }
 
-    async fn delete_container(self: &Arc<Self>) -> ttrpc::Result<(i32, Exit)> {
-        match self.processes.init()? {
-            Phase::Created(_) | Phase::Stopped(..) => {}
+    async fn delete_container(self: &Arc<Self>) -> ttrpc::Result<(i32, Option<Exit>)> {
+        let created = match self.processes.init()? {
+            Phase::Created(pid) => pid.is_some(),
+            Phase::Stopped(..) => false,
+            // Refused, with the right words.
             _ => return Ok(self.processes.delete(INIT)?),
-        }
+        };
         if let Some(turns) = self.turns() {
             turns.close().await;
         }
+        let mut ended = self.processes.ended(INIT)?;
         let this = self.clone();
         blocking(move || this.tear_down())
             .await
             .map_err(crate::task::unknown)?;
+        if created {
+            // Its process was killed: that is told before the delete is.
+            let _ = timeout(KILL_LIMIT, ended.wait_for(Option::is_some)).await;
+        }
         Ok(self.processes.delete(INIT)?)
     }
 
@@ -112,7 +127,7 @@ impl Container {
 
     pub(crate) async fn pause(&self) -> ttrpc::Result<()> {
         let _held = self.hold().await;
-        self.processes.set_paused(true)?;
+        self.processes.pausing()?;
         let cgroup = self.cgroup();
         let limit = self.config.runtime.freeze_timeout();
         let frozen = blocking(move || {
@@ -121,24 +136,21 @@ impl Container {
             Ok(())
         })
         .await;
-        frozen.map_err(|error| {
-            let _ = self.processes.set_paused(false);
-            crate::task::unknown(error)
-        })
+        if let Err(error) = frozen {
+            self.processes.pause_failed();
+            return Err(crate::task::unknown(error));
+        }
+        Ok(self.processes.paused()?)
     }
 
     pub(crate) async fn resume(&self) -> ttrpc::Result<()> {
         let _held = self.hold().await;
-        match self.processes.init()? {
-            Phase::Paused(_) => {}
-            // Refused with the right words.
-            _ => return Ok(self.processes.set_paused(false)?),
-        }
+        self.processes.resumable()?;
         let cgroup = self.cgroup();
         blocking(move || Ok(cgroup.context("the container has no cgroup")?.thaw()?))
             .await
             .map_err(crate::task::unknown)?;
-        Ok(self.processes.set_paused(false)?)
+        Ok(self.processes.resumed()?)
     }
 
     /// containerd's own Checkpoint: a CRIU image where the client wants it.
@@ -201,8 +213,18 @@ impl Container {
     }
 
     /// New resource limits, as OCI JSON.
-    pub(crate) async fn update(&self, resources: Vec<u8>) -> Result<()> {
-        self.limit(resources.clone()).await?;
+    pub(crate) async fn update(&self, resources: Vec<u8>) -> ttrpc::Result<()> {
+        let phase = self.processes.init()?;
+        if matches!(phase, Phase::Stopped(..)) {
+            return Err(StateError::Refused {
+                verb: "update",
+                id: self.id.id().into(),
+                state: phase.word(),
+            }
+            .into());
+        }
+        let limited = self.limit(resources.clone()).await;
+        limited.map_err(crate::task::unknown)?;
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(resources);
         Ok(())
     }

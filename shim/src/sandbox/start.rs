@@ -15,11 +15,12 @@ use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
     criu,
     oci::{CheckpointOptions, ImagePaths, Stdio3},
+    reaper::Exit,
 };
 
 use super::{Container, blocking, make_private_dir};
 use crate::{
-    container::{INIT, Phase},
+    container::{INIT, InitEnd, Phase},
     history::Images,
     pipes,
     stdio::Client,
@@ -132,24 +133,39 @@ impl Container {
         let exec = exec.to_string();
         tokio::spawn(async move {
             let Ok(exit) = exit.await else { return };
+            if exec == INIT {
+                this.init_ended(pid, exit).await;
+                return;
+            }
             this.processes.exited(&exec, pid, exit);
-            if exec != INIT {
-                if let Some(turns) = this.turns() {
-                    turns.ended(&exec, Some(exit.status));
-                }
-            } else if matches!(this.processes.init(), Ok(Phase::Stopped(..))) {
-                // With a process namespace of its own the kernel has killed the rest
-                // by now; without, nobody else does.
-                let cgroup = this.cgroup();
-                let left = blocking(move || match cgroup {
-                    Some(cgroup) if cgroup.processes().is_ok() => Ok(cgroup.kill(KILL_LIMIT)?),
-                    _ => Ok(()),
-                });
-                if let Err(error) = left.await {
-                    tracing::warn!(error = %format!("{error:#}"), "processes are left");
-                }
+            if let Some(turns) = this.turns() {
+                turns.ended(&exec, Some(exit.status));
             }
         });
+    }
+
+    async fn init_ended(self: &Arc<Self>, pid: i32, exit: Exit) {
+        loop {
+            match self.processes.init_exited(pid, exit) {
+                InitEnd::None => return,
+                InitEnd::TooEarly => self.processes.begun().await,
+                InitEnd::End => break,
+            }
+        }
+        // With a process namespace of its own the kernel has killed the rest by now;
+        // without, nobody else does. What is frozen does not die.
+        let cgroup = self.cgroup();
+        let left = blocking(move || match cgroup {
+            Some(cgroup) if cgroup.processes().is_ok() => {
+                cgroup.thaw()?;
+                Ok(cgroup.kill(KILL_LIMIT)?)
+            }
+            _ => Ok(()),
+        });
+        if let Err(error) = left.await {
+            tracing::warn!(error = %format!("{error:#}"), "processes are left");
+        }
+        self.processes.swept();
     }
 
     /// Start of the init.
@@ -223,7 +239,9 @@ impl Container {
             .processes
             .with(exec, |p| (std::mem::take(&mut p.spec), p.client.clone()))?;
         let client = client.context("the exec has no stdio")?;
-        if let Some(turns) = self.turns() {
+        // Before the init runs there are no turns.
+        let begun = !matches!(self.processes.init()?, Phase::Created(_));
+        if begun && let Some(turns) = self.turns() {
             turns.begin(exec, &spec).await;
         }
         let started = self.run_exec(exec, &spec, &client).await;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The Task API, call by call: the tests that the rows of `docs/task-api.md` name. Where it
+//! can be, each asks containerd's own shim the same and compares the answers.
+
+mod alone;
+mod answers;
+mod calls;
+mod stdio_uris;
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use anyhow::Result;
+use crab_integration::{RunOptions, Runtime};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+const BOTH: [Runtime; 2] = [Runtime::Stock, Runtime::Crab];
+
+fn shell(script: &str) -> RunOptions {
+    RunOptions::new().args(["sh", "-c", script])
+}
+
+/// A directory of the host, removed with what is in it when dropped.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = env::temp_dir().join(format!("crab-task-api-{}-{n}", process::id()));
+        fs::create_dir(&dir)?;
+        Ok(Self(dir))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
