@@ -170,6 +170,8 @@ pub struct Runtime {
     pub systemd_cgroup: bool,
     /// Do not use pivot_root (`--no-pivot`).
     pub no_pivot: bool,
+    /// Leave the session keyring as it is (`--no-new-keyring`).
+    pub no_new_keyring: bool,
     /// The CRIU that the runtime shall use; its own choice if none is said.
     pub criu: Option<PathBuf>,
     /// Has sealed copies of the program; none: it makes them itself.
@@ -327,6 +329,9 @@ impl Runtime {
         }
         if self.no_pivot {
             command.arg("--no-pivot");
+        }
+        if self.no_new_keyring {
+            command.arg("--no-new-keyring");
         }
         command.arg(&self.id);
         self.launch(call, &pid_file, stdio, None)

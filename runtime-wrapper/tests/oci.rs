@@ -44,6 +44,7 @@ fn failing(dir: &Path, times: usize, reason: &str, reaper: &Reaper) -> Runtime {
         bundle: dir.to_path_buf(),
         systemd_cgroup: false,
         no_pivot: false,
+        no_new_keyring: false,
         criu: None,
         sealer: None,
         reaper: reaper.clone(),

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use containerd_shim_protos::{
     bootstrap_api::{BootstrapParams, BootstrapResult},
-    protobuf::Message,
+    protobuf::{Message, well_known_types::any::Any},
 };
 
 use crate::args::Args;
@@ -29,10 +29,11 @@ const SOCKET_DIR: &str = "/run/containerd/s";
 pub(crate) const INPUT_LIMIT: u64 = 10 << 20;
 
 /// What is known of the caller.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Caller {
     socket_dir: PathBuf,
     protobuf: bool,
+    options: Option<Any>,
 }
 
 impl Caller {
@@ -42,8 +43,19 @@ impl Caller {
         let params = BootstrapParams::parse_from_bytes(input)
             .ok()
             .filter(|p| p.instance_id == args.id && p.namespace == args.namespace);
+        let options = match &params {
+            // The one that is understood, if any: others are for other shims.
+            Some(params) => params
+                .extensions
+                .iter()
+                .filter_map(|extension| extension.value.as_ref())
+                .find(|any| any.type_url.ends_with("v1.Options"))
+                .cloned(),
+            None => Any::parse_from_bytes(input).ok(),
+        };
         Self {
             protobuf: params.is_some(),
+            options,
             socket_dir: params
                 .and_then(|p| p.socket_dir)
                 .map(PathBuf::from)
@@ -55,6 +67,11 @@ impl Caller {
     /// Where the shim's socket shall be.
     pub(crate) fn socket_dir(&self) -> &Path {
         &self.socket_dir
+    }
+
+    /// The runtime's options.
+    pub(crate) fn options(&self) -> Option<&Any> {
+        self.options.as_ref()
     }
 
     /// The answer, as this caller understands it.
@@ -76,7 +93,7 @@ impl Caller {
 
 #[cfg(test)]
 mod tests {
-    use containerd_shim_protos::protobuf::well_known_types::any::Any;
+    use containerd_shim_protos::{bootstrap_api::Extension, protobuf::MessageField};
 
     use super::*;
 
@@ -96,6 +113,8 @@ mod tests {
             let caller = Caller::of(&input, &args());
             assert_eq!(caller.socket_dir(), Path::new(SOCKET_DIR));
             assert_eq!(caller.answer("unix:///s"), b"unix:///s");
+            let sent = caller.options().filter(|any| !any.value.is_empty());
+            assert_eq!(sent, Some(&options).filter(|_| !input.is_empty()));
         }
     }
 
@@ -107,8 +126,18 @@ mod tests {
             socket_dir: Some("/run/s".into()),
             ..Default::default()
         };
+        let options = Any {
+            type_url: "type.googleapis.com/containerd.runc.v1.Options".into(),
+            value: vec![8, 1],
+            ..Default::default()
+        };
+        params.extensions.push(Extension {
+            value: MessageField::some(options.clone()),
+            ..Default::default()
+        });
         let caller = Caller::of(&params.write_to_bytes().unwrap(), &args());
         assert_eq!(caller.socket_dir(), Path::new("/run/s"));
+        assert_eq!(caller.options(), Some(&options));
         let result = BootstrapResult::parse_from_bytes(&caller.answer("unix:///s")).unwrap();
         assert_eq!(
             (result.version, result.address, result.protocol),

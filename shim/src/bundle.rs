@@ -129,6 +129,16 @@ impl Bundle {
         self.annotations.place().is_some()
     }
 
+    /// Undoes [`Self::write_config`]: the bundle is as the client made it.
+    pub(crate) fn put_back(&self) -> Result<()> {
+        let original = self.dir.join(ORIGINAL);
+        if original.exists() {
+            fs::rename(&original, self.dir.join(CONFIG))
+                .with_context(|| format!("put {} back", original.display()))?;
+        }
+        Ok(())
+    }
+
     /// Writes the specification for the runtime: with the network namespace
     /// named, without the hooks of the end ([`Self::run_poststop`]), and, where
     /// containers of this bundle ran before, without those that set that namespace up.

@@ -19,12 +19,19 @@ use containerd_shim_protos::{
 use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{
-    cgroup::Cgroup, hooks, mount::unmount_all, netns, oci::Runtime, orphans, reaper::Reaper,
+    cgroup::Cgroup,
+    hooks,
+    mount::unmount_all,
+    netns,
+    oci::Runtime,
+    orphans,
+    reaper::{Exit, Reaper},
 };
 use crab_store::SandboxId;
 
 use crate::{
-    args::Args, bundle::ORIGINAL, capture::staging_dirs, sandbox::KILL_LIMIT, start::ADDRESS_FILE,
+    args::Args, bundle::ORIGINAL, capture::staging_dirs, exit_note, options::RuntimeOptions,
+    sandbox::KILL_LIMIT, start::ADDRESS_FILE,
 };
 
 /// How long the runtime's calls may take to be gone. containerd gives all of this
@@ -67,8 +74,9 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
             root: root.into(),
             id: args.id.clone(),
             bundle: bundle.clone(),
-            systemd_cgroup: false,
+            systemd_cgroup: RuntimeOptions::of_bundle(&bundle).systemd_cgroup,
             no_pivot: false,
+            no_new_keyring: false,
             criu: None,
             sealer: None,
             reaper: reaper.clone(),
@@ -95,10 +103,14 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
             let _ = fs::remove_file(socket);
         }
     }
+    let exit = exit_note::read(&bundle).unwrap_or_else(|| Exit {
+        status: 137,
+        at: SystemTime::now(),
+    });
     let response = DeleteResponse {
         pid: init.unwrap_or(0) as u32,
-        exit_status: 137,
-        exited_at: MessageField::some(SystemTime::now().into()),
+        exit_status: exit.status,
+        exited_at: MessageField::some(exit.at.into()),
         ..Default::default()
     };
     Ok(response.write_to_bytes()?)

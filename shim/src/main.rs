@@ -19,8 +19,12 @@ mod container;
 mod containers;
 mod control;
 mod decide;
+mod exit_note;
 mod history;
+mod info;
 mod log_driver;
+mod oom;
+mod options;
 mod overrides;
 mod phase;
 mod pipes;
@@ -30,6 +34,7 @@ mod publish;
 mod publisher;
 mod sandbox;
 mod serve;
+mod shim_cgroup;
 mod sink;
 mod start;
 mod stats;
@@ -43,7 +48,7 @@ mod upper;
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, IsTerminal, Read, Write},
     os::unix::fs::OpenOptionsExt,
     process::ExitCode,
     sync::Arc,
@@ -52,7 +57,9 @@ use std::{
 use anyhow::{Context, Result};
 use args::Action;
 use bootstrap::{Caller, INPUT_LIMIT};
+use containerd_shim_protos::protobuf::Message;
 use crab_config::{Config, LogLevel};
+use options::RuntimeOptions;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -73,15 +80,17 @@ fn run() -> Result<()> {
             println!("containerd-shim-crab-v1 {}", env!("CARGO_PKG_VERSION"));
             Ok(())
         }
-        Action::Info => info(),
+        Action::Info => {
+            let (config, _) = Config::load_or_default();
+            let info = info::info(&read_input()?, &config.runtime.binary);
+            write_out(&info.write_to_bytes()?)
+        }
         Action::Start => {
-            let mut input = Vec::new();
-            io::stdin()
-                .take(INPUT_LIMIT)
-                .read_to_end(&mut input)
-                .context("read what containerd sends")?;
+            let input = read_input()?;
             let caller = Caller::of(&input, &args);
-            let address = start::start(&args, caller.socket_dir())?;
+            // What is wrong with them, Create says.
+            let options = RuntimeOptions::of_request(caller.options()).unwrap_or_default();
+            let address = start::start(&args, caller.socket_dir(), &options.shim_cgroup)?;
             write_out(&caller.answer(&address))
         }
         Action::Delete => write_out(&cleanup::delete(&args)?),
@@ -106,21 +115,17 @@ fn write_out(bytes: &[u8]) -> Result<()> {
         .context("answer containerd")
 }
 
-/// The name and version, as containerd asks for it (`-info`).
-fn info() -> Result<()> {
-    use containerd_shim_protos::{
-        protobuf::{Message, MessageField},
-        types::introspection::{RuntimeInfo, RuntimeVersion},
-    };
-    let info = RuntimeInfo {
-        name: "io.containerd.crab.v1".into(),
-        version: MessageField::some(RuntimeVersion {
-            version: env!("CARGO_PKG_VERSION").into(),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    write_out(&info.write_to_bytes()?)
+/// What containerd sends.
+fn read_input() -> Result<Vec<u8>> {
+    let mut input = Vec::new();
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        stdin
+            .take(INPUT_LIMIT)
+            .read_to_end(&mut input)
+            .context("read what containerd sends")?;
+    }
+    Ok(input)
 }
 
 /// containerd reads the FIFO `log` in the bundle. It may stop to: then lines are

@@ -34,6 +34,7 @@ pub(crate) enum Event {
     Paused(events::TaskPaused),
     Resumed(events::TaskResumed),
     Checkpointed(events::TaskCheckpointed),
+    Oom(events::TaskOOM),
 }
 
 impl Event {
@@ -53,6 +54,7 @@ impl Event {
             Self::Paused(e) => ("/tasks/paused", "TaskPaused", bytes(e)),
             Self::Resumed(e) => ("/tasks/resumed", "TaskResumed", bytes(e)),
             Self::Checkpointed(e) => ("/tasks/checkpointed", "TaskCheckpointed", bytes(e)),
+            Self::Oom(e) => ("/tasks/oom", "TaskOOM", bytes(e)),
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     args::Args,
     containers::Containers,
     control::Control,
+    oom::OomWatcher,
     programs::Programs,
     publisher::Publisher,
     sandbox::Host,
@@ -87,6 +88,7 @@ async fn run(
         config_fault,
         reaper,
         publisher,
+        oom: OomWatcher::default(),
         namespace: args.namespace.clone(),
         address: address.clone(),
     });

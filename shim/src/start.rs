@@ -26,7 +26,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{args::Args, bundle::CONFIG, pod::Annotations};
+use crate::{args::Args, bundle::CONFIG, pod::Annotations, shim_cgroup};
 
 /// The descriptor at which the shim finds its listening socket.
 pub(crate) const LISTENER_FD: i32 = 3;
@@ -78,8 +78,8 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Starts a shim in the current directory, the bundle, unless its pod has one, and
-/// tells the address.
-pub(crate) fn start(args: &Args, socket_dir: &Path) -> Result<String> {
+/// tells the address. A new one goes to its cgroup, if one is named.
+pub(crate) fn start(args: &Args, socket_dir: &Path, cgroup: &str) -> Result<String> {
     let config = match fs::read(CONFIG) {
         // containerd's sandbox API, in which a shim makes the surroundings of a pod by
         // itself. Otherwise containerd makes a pause container, and the files that a
@@ -111,7 +111,14 @@ pub(crate) fn start(args: &Args, socket_dir: &Path) -> Result<String> {
         .stderr(Stdio::null())
         .process_group(0);
     inherit(&mut command, listener.into());
-    let child = command.spawn().context("start the shim")?;
+    let mut child = command.spawn().context("start the shim")?;
+    if !cgroup.is_empty()
+        && let Err(error) = shim_cgroup::join(child.id(), cgroup)
+    {
+        let _ = child.kill();
+        let _ = fs::remove_file(&path);
+        return Err(error);
+    }
     // Killing a shim ends its container: the kernel should pick others first.
     // Refused without CAP_SYS_RESOURCE; then it stays as containerd's own.
     let _ = fs::write(format!("/proc/{}/oom_score_adj", child.id()), "-998");

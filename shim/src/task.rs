@@ -300,10 +300,7 @@ impl Task for TaskService {
     async fn stats(&self, _: &TtrpcContext, req: StatsRequest) -> Result<StatsResponse> {
         let container = self.containers.get(&req.id)?;
         let Some(groups) = container.groups() else {
-            return Err(refuse(
-                Code::NOT_FOUND,
-                format!("{} has no cgroup", req.id),
-            ));
+            return Err(refuse(Code::NOT_FOUND, format!("{} has no cgroup", req.id)));
         };
         let stats = groups.metrics().map_err(unknown)?;
         Ok(StatsResponse {

@@ -129,6 +129,7 @@ impl Alone {
                 .clone()
                 .map_or_else(MessageField::none, MessageField::some),
             stdout: wish.stdout.clone(),
+            stderr: wish.stdout.clone(),
             ..Default::default()
         })
     }

@@ -6,6 +6,9 @@
 mod alone;
 mod answers;
 mod calls;
+mod hard;
+mod oom;
+mod options;
 mod stdio_uris;
 
 use std::{

@@ -19,10 +19,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use containerd_shim_protos::{
-    api::CreateTaskRequest,
-    events::task as events,
-    protobuf::{Message, MessageField},
-    shim::oci::Options,
+    api::CreateTaskRequest, events::task as events, protobuf::MessageField,
 };
 use crab_api::paths;
 use crab_config::Config;
@@ -41,6 +38,8 @@ use crate::{
     capture::staging_dirs,
     container::{INIT, Phase, Process, Processes},
     history::{self, Beginning, Images},
+    oom::{OomWatch, OomWatcher},
+    options::RuntimeOptions,
     overrides,
     programs::Programs,
     publisher::Publisher,
@@ -60,6 +59,7 @@ pub(crate) struct Host {
     pub(crate) reaper: Reaper,
     pub(crate) programs: Arc<Programs>,
     pub(crate) publisher: Publisher,
+    pub(crate) oom: OomWatcher,
     pub(crate) namespace: String,
     /// `unix://...`, where `crab` reaches this shim.
     pub(crate) address: String,
@@ -90,6 +90,8 @@ pub(crate) struct Container {
     pub(crate) bundle: Bundle,
     pub(crate) runtime: Runtime,
     pub(crate) processes: Arc<Processes>,
+    /// How the client wants it run.
+    pub(crate) options: RuntimeOptions,
     /// Whose the stdio of its processes is; an exec's goes by its own id.
     pub(crate) stdio_owner: Owner,
     /// What `crab` and this shim keep of it in the run directory.
@@ -98,6 +100,8 @@ pub(crate) struct Container {
     pub(crate) netns: Option<PathBuf>,
     cgroup: Mutex<Option<Cgroup>>,
     groups: Mutex<Option<Groups>>,
+    /// From Create on: the init may run out of memory before it is started.
+    oom: Mutex<Option<OomWatch>>,
     /// How the init begins: set by Create, used by Start.
     beginning: Mutex<Option<Beginning>>,
     turns: OnceLock<Turns>,
@@ -117,15 +121,6 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|e| anyhow!("a worker thread panicked: {e}"))?
 }
 
-fn runtime_options(req: &CreateTaskRequest) -> Result<Options, CreateFailure> {
-    match req.options.as_ref() {
-        Some(any) if any.type_url.ends_with("containerd.runc.v1.Options") => {
-            Options::parse_from_bytes(&any.value).map_err(|e| CreateFailure::Argument(e.into()))
-        }
-        _ => Ok(Options::default()),
-    }
-}
-
 impl Container {
     /// Creates a container: mounts its root, makes its network namespace, and
     /// has the runtime set up everything but its program.
@@ -133,7 +128,8 @@ impl Container {
         host: &Arc<Host>,
         req: CreateTaskRequest,
     ) -> Result<Arc<Self>, CreateFailure> {
-        let options = runtime_options(&req)?;
+        let options =
+            RuntimeOptions::of_request(req.options.as_ref()).map_err(CreateFailure::Argument)?;
         let id: SandboxId = format!("{}/{}", host.namespace, req.id)
             .parse()
             .map_err(|e: crab_store::IdError| CreateFailure::Argument(e.into()))?;
@@ -141,22 +137,24 @@ impl Container {
         let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);
         let run_dir = paths::sandbox_dir(&config.run_dir, &host.namespace, &req.id);
         let netns = bundle.wants_own_netns().then(|| run_dir.join("netns"));
-        let program = match options.binary_name.as_str() {
-            "" => config.runtime.binary.clone(),
-            name => name.into(),
+        let program = options.program();
+        let criu = match options.criu_path.as_str() {
+            "" => config.runtime.criu.clone(),
+            path => Some(path.into()),
         };
         let root = match options.root.as_str() {
             "" => Path::new(RUNC_ROOT),
             root => Path::new(root),
         };
         let runtime = Runtime {
-            program,
+            program: program.unwrap_or_else(|| config.runtime.binary.clone()),
             root: root.join(&host.namespace),
             id: req.id.clone(),
             bundle: bundle.dir().to_path_buf(),
             systemd_cgroup: options.systemd_cgroup,
             no_pivot: options.no_pivot_root,
-            criu: config.runtime.criu.clone(),
+            no_new_keyring: options.no_new_keyring,
+            criu,
             sealer: Some(host.programs.clone()),
             reaper: host.reaper.clone(),
         };
@@ -180,11 +178,13 @@ impl Container {
             config_faults,
             id,
             processes: Arc::new(Processes::new(req.id.clone(), host.publisher.clone())),
+            options,
             stdio_owner: owner,
             run_dir,
             netns,
             cgroup: Mutex::default(),
             groups: Mutex::default(),
+            oom: Mutex::default(),
             beginning: Mutex::default(),
             turns: OnceLock::new(),
             standing_still: AtomicBool::new(false),
@@ -196,7 +196,11 @@ impl Container {
             Ok(()) => Ok(container),
             Err(error) => {
                 let this = container.clone();
-                if let Err(left) = blocking(move || this.tear_down()).await {
+                let undone = blocking(move || {
+                    this.tear_down()?;
+                    this.bundle.put_back()
+                });
+                if let Err(left) = undone.await {
                     tracing::warn!(error = %format!("{left:#}"), "left behind by a failed create");
                 }
                 Err(CreateFailure::Failed(error))
@@ -282,6 +286,7 @@ impl Container {
             paths::sandbox_address(&self.config.run_dir, self.id.namespace(), self.id.id());
         fs::write(address, &self.host.address).context("write the shim's address for crab")?;
         // For `delete`, which is told nothing but the bundle.
+        self.options.keep(self.bundle.dir())?;
         fs::write(
             self.bundle.dir().join("runtime"),
             self.runtime.program.as_os_str().as_encoded_bytes(),
@@ -334,9 +339,29 @@ impl Container {
     pub(crate) fn adopt(&self, pid: i32) -> Result<()> {
         let cgroup = Cgroup::of_process(pid)?;
         let groups = Groups::of_process(pid)?;
+        let publisher = &self.host.publisher;
+        let oom = self.host.oom.watch(self.id.id(), &groups, publisher);
+        let oom = oom.unwrap_or_else(|error| {
+            // Worth no container's life.
+            tracing::warn!(error = %format!("{error:#}"), "no OOM events");
+            None
+        });
+        *self.oom.lock().unwrap_or_else(PoisonError::into_inner) = oom;
         *self.cgroup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cgroup);
         *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = Some(groups);
         Ok(())
+    }
+
+    /// Tells of what was killed for its memory, before an exit is told; after that of the
+    /// init there is nothing more to tell.
+    pub(crate) fn look_for_oom(&self, last: bool) {
+        let mut oom = self.oom.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(oom) = &*oom {
+            oom.look();
+        }
+        if last {
+            oom.take();
+        }
     }
 
     /// What is measured of it.

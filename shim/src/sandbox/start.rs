@@ -21,6 +21,7 @@ use crab_runtime::{
 use super::{Container, blocking, make_private_dir};
 use crate::{
     container::{INIT, InitEnd, Phase},
+    exit_note,
     history::Images,
     pipes,
     stdio::Client,
@@ -53,7 +54,10 @@ impl Restore {
     pub(crate) fn new(container: &Container, images: Images, terminal: bool) -> Self {
         Self {
             images,
-            work: container.run_dir.join("restore"),
+            work: match container.options.criu_work_path.as_str() {
+                "" => container.run_dir.join("restore"),
+                path => path.into(),
+            },
             options: turns::criu_options(terminal),
         }
     }
@@ -137,6 +141,7 @@ impl Container {
                 this.init_ended(pid, exit).await;
                 return;
             }
+            this.look_for_oom(false);
             this.processes.exited(&exec, pid, exit);
             if let Some(turns) = this.turns() {
                 turns.ended(&exec, Some(exit.status));
@@ -152,6 +157,7 @@ impl Container {
                 InitEnd::End => break,
             }
         }
+        exit_note::write(self.bundle.dir(), exit);
         // With a process namespace of its own the kernel has killed the rest by now;
         // without, nobody else does. What is frozen does not die.
         let cgroup = self.cgroup();
@@ -165,6 +171,7 @@ impl Container {
         if let Err(error) = left.await {
             tracing::warn!(error = %format!("{error:#}"), "processes are left");
         }
+        self.look_for_oom(true);
         self.processes.swept();
     }
 

@@ -159,7 +159,9 @@ fn pressure(dir: &Path, file: &str) -> MessageField<v2::PSIStats> {
                 avg10: average("avg10"),
                 avg60: average("avg60"),
                 avg300: average("avg300"),
-                total: field(line, "total").and_then(|v| v.parse().ok()).unwrap_or(0),
+                total: field(line, "total")
+                    .and_then(|v| v.parse().ok())
+                    .unwrap_or(0),
                 ..Default::default()
             })
         }))
