@@ -105,6 +105,8 @@ fn create_makes_a_process_that_does_not_run_yet() -> Result<()> {
         said.note("stats", calls.stats())?;
         said.note_as("pids", calls.pids(), |r| r.processes.len().to_string())?;
         said.note("update", calls.update("{}"))?;
+        said.note("exec", calls.run("early", &["sh", "-c", "exit 6"]))?;
+        said.note_as("its end", calls.wait("early"), end)?;
         // The other shim may tell or not tell that its process was killed.
         said.note("delete", calls.delete(""))?;
         said.note_as("state after", calls.state(""), state)
@@ -433,6 +435,37 @@ fn update_sets_limits_or_says_why_not() -> Result<()> {
         said.note("kill", calls.kill("", 9, false))?;
         said.note_as("wait", calls.wait(""), end)?;
         said.note("a stopped one", calls.update(&limit))
+    })
+}
+
+#[test]
+fn update_without_resources_is_refused() -> Result<()> {
+    let testbed = Testbed::here()?;
+    // The other shim dies of it.
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let calls = Calls::of(&sandbox)?;
+    let no = calls.update_nothing()?.expect_err("it was done");
+    assert_eq!(no.code, "INVALID_ARGUMENT");
+    assert_eq!(sandbox.sh_ok("echo alive")?, "alive");
+    Ok(())
+}
+
+#[test]
+fn a_restore_that_fails_leaves_a_container_that_can_be_deleted() -> Result<()> {
+    let dir = crate::Scratch::new()?;
+    let images = dir.path().display().to_string();
+    compare_alone(&Wish::default(), |alone, said| {
+        let calls = &alone.calls;
+        let mut request = alone.request(&Wish::default())?;
+        request.checkpoint = images.clone();
+        // Create only takes note of it.
+        said.note_as("create", calls.create(&request), |r| r.pid.to_string())?;
+        said.note_as("state", calls.state(""), state)?;
+        said.note("exec", calls.exec(&calls.exec_request("x", &["true"])))?;
+        said.note("kill", calls.kill("", 9, false))?;
+        said.note("start", calls.start(""))?;
+        said.note("delete", calls.delete(""))?;
+        said.note_as("state", calls.state(""), state)
     })
 }
 

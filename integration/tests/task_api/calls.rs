@@ -200,6 +200,14 @@ impl Calls {
         self.shim.call("Update", &request)
     }
 
+    pub(crate) fn update_nothing(&self) -> Answer<Empty> {
+        let request = UpdateTaskRequest {
+            id: self.id.clone(),
+            ..Default::default()
+        };
+        self.shim.call("Update", &request)
+    }
+
     pub(crate) fn stats(&self) -> Answer<StatsResponse> {
         let request = StatsRequest {
             id: self.id.clone(),

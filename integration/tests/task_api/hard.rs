@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    BUSYBOX, Census, CgroupMode, Client, RunOptions, Running, State, Testbed, Tool, poll,
+    BUSYBOX, Census, CgroupMode, Client, DEBIAN, RunOptions, Running, State, Testbed, Tool, poll,
     processes, skip,
 };
 use serde_json::json;
@@ -314,6 +314,55 @@ fn stdin_is_closed_once_and_for_all() -> Result<()> {
         calls.close_io("x")?.map_err(denied)?;
     }
     Ok(())
+}
+
+#[test]
+fn a_rollback_needs_no_reader() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    // `ctr run -d` leaves FIFOs behind that nobody reads: it stands in a write.
+    let options = shell("while :; do echo more; done");
+    let sandbox = testbed.ctr().run(DEBIAN, options)?;
+    let turn = crab.turn_of(&sandbox, crab_store::Class::Full, "echo x >/root/x")?;
+    for _ in 0..2 {
+        crab.rollback(&sandbox, turn.number())?;
+        assert_eq!(sandbox.state()?, State::Running);
+        assert_eq!(sandbox.sh_ok("cat /root/x")?, "x");
+    }
+    sandbox.stop()
+}
+
+#[test]
+fn a_shim_keeps_nothing_of_its_execs() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let calls = Calls::of(&sandbox)?;
+    let shim = sandbox.shim()?;
+    let count =
+        |what: &str| -> Result<usize> { Ok(fs::read_dir(format!("/proc/{shim}/{what}"))?.count()) };
+    let once = |n: u32| -> Result<()> {
+        let exec = format!("e{n}");
+        let mut request = calls.exec_request(&exec, &["sh", "-c", "exit 3"]);
+        request.terminal = n % 2 == 0;
+        request.stdout = "file:///dev/null".into();
+        calls.exec(&request)?.map_err(denied)?;
+        calls.start(&exec)?.map_err(denied)?;
+        assert_eq!(calls.wait(&exec)?.map_err(denied)?.exit_status, 3);
+        calls.delete(&exec)?.map_err(denied)?;
+        Ok(())
+    };
+    for n in 0..4 {
+        once(n)?;
+    }
+    let descriptors = count("fd")?;
+    for n in 4..54 {
+        once(n)?;
+    }
+    poll("descriptors and threads are as before", LIMIT, || {
+        // Threads that block end by themselves when they have nothing to do.
+        Ok((count("fd")? <= descriptors && count("task")? <= 8).then_some(()))
+    })
+    .with_context(|| format!("{descriptors} became {:?}", count("fd")))
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod alone;
 mod answers;
 mod calls;
 mod hard;
+mod metrics;
 mod oom;
 mod options;
 mod stdio_uris;
