@@ -32,6 +32,7 @@ mod pod;
 mod programs;
 mod publish;
 mod publisher;
+mod relay;
 mod sandbox;
 mod serve;
 mod shim_cgroup;

@@ -38,12 +38,13 @@ use tokio::{
 
 use crate::{
     log_driver::LogDriver,
+    relay::{relay_output, relay_terminal},
     sink::{Sink, Target, write_pipe},
     terminal::Terminal,
 };
 
 /// Size of one read from a pipe, in bytes.
-const CHUNK: usize = 32 * 1024;
+pub(crate) const CHUNK: usize = 32 * 1024;
 
 /// Where a client wants a process's stdio, as it said so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -213,6 +214,20 @@ impl Client {
         tokio::spawn(relay_output(output.stderr, self.clone(), true));
     }
 
+    /// Writes output where the client wants it.
+    pub(crate) async fn write(&self, to_stderr: bool, data: &[u8]) -> io::Result<()> {
+        match self.outputs.get() {
+            Some(outputs) if to_stderr => outputs.stderr.write(data).await,
+            Some(outputs) => outputs.stdout.write(data).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Tells when nothing more is to be written.
+    pub(crate) fn gone(&self) -> watch::Receiver<bool> {
+        self.gone.subscribe()
+    }
+
     /// Gives a pipe to the user whom the client names (IoUid, IoGid): a process that is not
     /// root opens /dev/stdout and its kin only if they are its own.
     fn give(&self, pipe: impl AsFd) -> Result<()> {
@@ -352,95 +367,4 @@ async fn pump_input(fifo: pipe::Receiver, sink: Arc<Mutex<Option<InputSink>>>) {
         }
     }
     sink.lock().await.take();
-}
-
-/// Where output goes until the client is gone; then nowhere, and the client's FIFOs
-/// are let go.
-struct Outlet {
-    client: Option<Arc<Client>>,
-    gone: watch::Receiver<bool>,
-    to_stderr: bool,
-    /// The client was not to be reached; said once.
-    failed: bool,
-}
-
-impl Outlet {
-    fn new(client: Arc<Client>, to_stderr: bool) -> Self {
-        Self {
-            gone: client.gone.subscribe(),
-            client: Some(client),
-            to_stderr,
-            failed: false,
-        }
-    }
-
-    /// Ends when the client is gone; never if it was before.
-    async fn closed(&mut self) {
-        if self.client.is_some() {
-            let _ = self.gone.wait_for(|gone| *gone).await;
-            self.client = None;
-        } else {
-            std::future::pending().await
-        }
-    }
-
-    async fn deliver(&mut self, data: &[u8]) {
-        let Some(client) = self.client.clone() else {
-            return;
-        };
-        let Some(outputs) = client.outputs.get() else {
-            return;
-        };
-        let sink = if self.to_stderr {
-            &outputs.stderr
-        } else {
-            &outputs.stdout
-        };
-        tokio::select! {
-            written = sink.write(data) => {
-                if let Err(error) = written
-                    && !std::mem::replace(&mut self.failed, true)
-                {
-                    tracing::warn!(%error, "output is dropped");
-                }
-            }
-            () = self.closed() => {}
-        }
-    }
-}
-
-async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_stderr: bool) {
-    let mut outlet = Outlet::new(client, to_stderr);
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        tokio::select! {
-            ready = pipe.readable() => {
-                if ready.is_err() {
-                    return;
-                }
-            }
-            () = outlet.closed() => continue,
-        }
-        match pipe.try_read(&mut buffer) {
-            Ok(0) => return,
-            Ok(count) => outlet.deliver(&buffer[..count]).await,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
-        }
-    }
-}
-
-async fn relay_terminal(terminal: Arc<Terminal>, client: Arc<Client>) {
-    let mut outlet = Outlet::new(client, false);
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        tokio::select! {
-            // A terminal whose last process is gone reads as EIO.
-            read = terminal.read(&mut buffer) => match read {
-                Ok(0) | Err(_) => return,
-                Ok(count) => outlet.deliver(&buffer[..count]).await,
-            },
-            () = outlet.closed() => {}
-        }
-    }
 }

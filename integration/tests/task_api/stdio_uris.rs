@@ -78,7 +78,6 @@ fn a_log_driver_gets_all_output_and_is_told_whose() -> Result<()> {
             .runtime(runtime);
         let (tool, guard) = ctr.run_rm_tool(BUSYBOX, options)?;
         let said = tool.limit(LIMIT).run()?;
-        assert_eq!(said.status, 7, "{}", said.stderr);
         let dir = driver.dir.path().display();
         assert_eq!(driver.has("args")?, format!("to\n{dir}\nmore\na b/c\n"));
         let env = driver.has("env")?;
@@ -89,6 +88,7 @@ fn a_log_driver_gets_all_output_and_is_told_whose() -> Result<()> {
         assert!(!env.contains("TTRPC_ADDRESS"), "{env}");
         // The other shim may end its driver before that has read everything.
         if runtime == Runtime::Crab {
+            assert_eq!(said.status, 7, "{}", said.stderr);
             let lines = |last: u32| (1..=last).map(|n| format!("{n}\n")).collect::<String>();
             assert!(driver.has("out")? == lines(300_000), "stdout is not whole");
             assert!(driver.has("err")?.ends_with(&lines(1000)));
@@ -117,9 +117,10 @@ fn an_exec_has_a_log_driver_of_its_own() -> Result<()> {
         ];
         let args = [sandbox.id(), "sh", "-c", "echo out; echo err >&2; exit 4"];
         let said = testbed.ctr().tool(exec).args(args).limit(LIMIT).run()?;
-        assert_eq!(said.status, 4, "{}", said.stderr);
         assert!(driver.has("env")?.contains("CONTAINER_ID=e1\n"));
+        // Under the other shim it now and then ends of SIGPIPE.
         if runtime == Runtime::Crab {
+            assert_eq!(said.status, 4, "{}", said.stderr);
             assert_eq!(driver.has("out")?, "out\n");
             assert_eq!(driver.has("err")?, "err\n");
         }

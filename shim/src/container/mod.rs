@@ -15,18 +15,20 @@
 //! running task throughout. The init's exit is the last to be told: it is held until what
 //! it left is gone and every exec's exit is told, as by the Go shim.
 
+mod ends;
+mod pausing;
+
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::SystemTime,
 };
 
-use containerd_shim_protos::{
-    events::task as events, protobuf::MessageField, types::task::Status as TaskStatus,
-};
+use containerd_shim_protos::{events::task as events, types::task::Status as TaskStatus};
 use crab_runtime::reaper::Exit;
 use tokio::sync::{Notify, watch};
 
+use self::ends::Held;
+pub(crate) use self::ends::InitEnd;
 pub(crate) use crate::phase::{Phase, StateError, exited_at};
 use crate::{
     log_driver::LogDriver,
@@ -56,25 +58,6 @@ pub(crate) struct Process {
     held: Option<Held>,
 }
 
-/// An exit of an init that is not told yet.
-struct Held {
-    pid: i32,
-    exit: Exit,
-    /// Nothing that it left lives on.
-    swept: bool,
-}
-
-/// What the exit of an init means.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum InitEnd {
-    /// Nothing: it is known, or the process was replaced.
-    None,
-    /// Its start is not told yet: to be asked again after [`Processes::begun`].
-    TooEarly,
-    /// The end: what it left is to go, then [`Processes::swept`].
-    End,
-}
-
 impl Process {
     pub(crate) fn new(phase: Phase, paths: StdioPaths, client: Option<Arc<Client>>) -> Self {
         Self {
@@ -88,15 +71,6 @@ impl Process {
             ended: watch::Sender::new(None),
             early: None,
             held: None,
-        }
-    }
-
-    /// Lets the client go, whose FIFOs close when the pipes are drained.
-    fn release(&mut self) {
-        if let Some(client) = self.client.take() {
-            client.stop_input();
-            self.draining = Arc::downgrade(&client);
-            self.driver = client.driver();
         }
     }
 }
@@ -273,122 +247,6 @@ impl Processes {
         }
     }
 
-    /// When the init's start is told, or has failed.
-    pub(crate) async fn begun(&self) {
-        self.begun.notified().await;
-    }
-
-    /// The init's process has ended, or never began.
-    pub(crate) fn init_exited(&self, pid: i32, exit: Exit) -> InitEnd {
-        let mut table = self.table();
-        let Some(init) = table.get_mut(INIT) else {
-            return InitEnd::None;
-        };
-        match init.phase {
-            Phase::Stopped(..) | Phase::Replacing(_) => InitEnd::None,
-            Phase::Starting => InitEnd::TooEarly,
-            // Of the process that a rollback has replaced meanwhile.
-            Phase::Running(now) | Phase::Pausing(now) | Phase::Paused(now) if now != pid => {
-                InitEnd::None
-            }
-            _ => {
-                init.held.get_or_insert(Held {
-                    pid,
-                    exit,
-                    swept: false,
-                });
-                InitEnd::End
-            }
-        }
-    }
-
-    /// Nothing that the init left lives on: its exit is told once the execs' are.
-    pub(crate) fn swept(&self) {
-        let mut table = self.table();
-        if let Some(held) = table.get_mut(INIT).and_then(|init| init.held.as_mut()) {
-            held.swept = true;
-        }
-        self.settle(&mut table);
-    }
-
-    /// Tells the init's exit if it is held, and nothing has to come before it any more.
-    fn settle(&self, table: &mut HashMap<String, Process>) {
-        let awaited = table
-            .iter()
-            .any(|(id, p)| id != INIT && matches!(p.phase, Phase::Starting | Phase::Running(_)));
-        let Some(init) = table.get_mut(INIT) else {
-            return;
-        };
-        if let Some(Held { pid, exit, .. }) = init.held.take_if(|held| held.swept && !awaited) {
-            self.tell_exit(INIT, init, pid, exit);
-        }
-    }
-
-    /// An exec has ended. Tells waiters and containerd, once.
-    pub(crate) fn exited(&self, exec: &str, pid: i32, exit: Exit) {
-        let mut table = self.table();
-        let Some(process) = table.get_mut(exec) else {
-            return;
-        };
-        match process.phase {
-            Phase::Stopped(..) => return,
-            Phase::Starting => {
-                process.early = Some((pid, exit));
-                return;
-            }
-            _ => {}
-        }
-        self.tell_exit(exec, process, pid, exit);
-        self.settle(&mut table);
-    }
-
-    fn tell_exit(&self, exec: &str, process: &mut Process, pid: i32, exit: Exit) {
-        process.phase = Phase::Stopped(pid, exit);
-        process.release();
-        self.publisher.publish(Event::Exit(events::TaskExit {
-            container_id: self.id.clone(),
-            id: self.name_of(exec),
-            pid: pid as u32,
-            exit_status: exit.status,
-            exited_at: MessageField::some(exit.at.into()),
-            ..Default::default()
-        }));
-        process.ended.send_replace(Some(exit));
-    }
-
-    /// A start has failed.
-    pub(crate) fn start_failed(&self, exec: &str) {
-        let exit = Exit {
-            status: 127,
-            at: SystemTime::now(),
-        };
-        let mut table = self.table();
-        if let Some(process) = table.get_mut(exec) {
-            process.phase = Phase::Stopped(0, exit);
-            process.release();
-            process.ended.send_replace(Some(exit));
-        }
-        self.settle(&mut table);
-        drop(table);
-        if exec == INIT {
-            self.begun.notify_one();
-        }
-    }
-
-    /// A handle on a process's end.
-    pub(crate) fn ended(&self, exec: &str) -> Result<watch::Receiver<Option<Exit>>, StateError> {
-        self.with(exec, |p| p.ended.subscribe())
-    }
-
-    /// Tells when the log driver of a process has ended, if it has one.
-    pub(crate) fn driver_ended(&self, exec: &str) -> Option<watch::Receiver<bool>> {
-        let driver = self.with(exec, |p| {
-            let of_client = || p.client.as_ref().and_then(|client| client.driver());
-            p.driver.clone().or_else(of_client)
-        });
-        Some(driver.ok()??.ended())
-    }
-
     /// Takes a process out that has stopped or never started. Tells its pid, and its exit
     /// if there was one.
     pub(crate) fn delete(&self, exec: &str) -> Result<(i32, Option<Exit>), StateError> {
@@ -420,73 +278,6 @@ impl Processes {
             }));
         }
         Ok(gone)
-    }
-
-    /// A pause begins: nothing is started in the container any more.
-    pub(crate) fn pausing(&self) -> Result<(), StateError> {
-        self.init_becomes("pause", None, |phase| match phase {
-            Phase::Running(pid) => Some(Phase::Pausing(pid)),
-            _ => None,
-        })
-    }
-
-    /// Everything is frozen.
-    pub(crate) fn paused(&self) -> Result<(), StateError> {
-        let event = Event::Paused(events::TaskPaused {
-            container_id: self.id.clone(),
-            ..Default::default()
-        });
-        self.init_becomes("pause", Some(event), |phase| match phase {
-            Phase::Pausing(pid) => Some(Phase::Paused(pid)),
-            _ => None,
-        })
-    }
-
-    /// The pause has failed, and nothing is frozen.
-    pub(crate) fn pause_failed(&self) {
-        // It may have ended meanwhile.
-        let _ = self.init_becomes("resume", None, |phase| match phase {
-            Phase::Pausing(pid) => Some(Phase::Running(pid)),
-            _ => None,
-        });
-    }
-
-    /// Whether the init may be resumed.
-    pub(crate) fn resumable(&self) -> Result<(), StateError> {
-        match self.init()? {
-            Phase::Paused(_) => Ok(()),
-            phase => Err(self.refused("resume", INIT, phase)),
-        }
-    }
-
-    /// Everything is thawed.
-    pub(crate) fn resumed(&self) -> Result<(), StateError> {
-        let event = Event::Resumed(events::TaskResumed {
-            container_id: self.id.clone(),
-            ..Default::default()
-        });
-        self.init_becomes("resume", Some(event), |phase| match phase {
-            Phase::Paused(pid) => Some(Phase::Running(pid)),
-            _ => None,
-        })
-    }
-
-    fn init_becomes(
-        &self,
-        verb: &'static str,
-        event: Option<Event>,
-        next: impl FnOnce(Phase) -> Option<Phase>,
-    ) -> Result<(), StateError> {
-        let mut table = self.table();
-        let init = table.get_mut(INIT).ok_or_else(|| self.not_found(INIT))?;
-        let Some(next) = next(init.phase) else {
-            return Err(self.refused(verb, INIT, init.phase));
-        };
-        init.phase = next;
-        if let Some(event) = event {
-            self.publisher.publish(event);
-        }
-        Ok(())
     }
 
     /// The execs that have a process, with it.
@@ -534,23 +325,6 @@ impl Processes {
         {
             process.phase = Phase::Running(pid);
         }
-    }
-
-    /// The init could be neither replaced nor brought back: now it has ended.
-    pub(crate) fn replace_failed(&self) {
-        let exit = Exit {
-            status: 137,
-            at: SystemTime::now(),
-        };
-        let mut table = self.table();
-        if let Some(init) = table.get_mut(INIT) {
-            init.held = Some(Held {
-                pid: init.phase.pid(),
-                exit,
-                swept: true,
-            });
-        }
-        self.settle(&mut table);
     }
 
     /// Queues an event that belongs to no change of state.
