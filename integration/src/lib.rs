@@ -10,6 +10,7 @@
 //! Testbed ── ctr() / docker() ──> Client ── run() ──> Sandbox   removed when dropped
 //!    ├── nerdctl() ──> Nerdctl ── run() ──> NerdctlContainer
 //!    ├── cri() ──> Cri ── pod() ──> Pod ── run() ──> PodContainer, by `crictl`
+//!    ├── critest() ──> critest::Report
 //!    ├── crab() ──> Crab     what `crab --json` says, typed
 //!    └── events() ──> Events what containerd published
 //!    └── ShimClient: calls of containerd's Task API, past containerd
@@ -27,6 +28,7 @@ mod command;
 pub mod counter;
 mod crab;
 mod cri;
+pub mod critest;
 mod cycles;
 mod events;
 mod nerdctl;

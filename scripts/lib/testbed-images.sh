@@ -5,7 +5,7 @@
 # Makes the test images without a registry. Owns $CACHE/images-<suite>-<key>: busybox.tar, debian.tar and pause.tar,
 # which holds a pod open; each one layer, and each both an OCI layout (for `ctr image import`) and a Docker archive (for
 # `docker load`).
-# The key covers the root and this file. Files come from an installed Debian system (the cached root, or
+# critest.tar holds the images of critest (testbed-critest.sh). The key covers the root and both files. Files come from an installed Debian system (the cached root, or
 # the host itself with --host) by the file lists of dpkg, never by copying a directory, so that nothing of a
 # host but what its packages brought gets into an image.
 
@@ -21,7 +21,7 @@ IMAGE_SKIP='^(perl|perl-base|perl-modules-.*|libperl.*|liberror-perl|debconf.*|c
 IMAGE_EXCLUDE='^/usr/share/(doc|man|info|locale|lintian|bug|i18n|zoneinfo|gitweb|git-core/contrib|perl5)/|^/usr/lib/[^/]*-linux-gnu[^/]*/(gconv|perl)/|/lto1$|/lto-wrapper$|/lto-dump|-lto-dump|/(g-)?gcov(-dump|-tool)?(-[0-9]+)?$|lib[atlu]san|libhwasan|libubsan|/(ld|gold)\.gold$|-(gold|gp-[a-z]+|dwp)$|/libgprofng|/gprofng|/python3[^/]*/(test|idlelib|ensurepip|pydoc_data|turtledemo|tkinter|lib2to3)/|^/usr/lib/[^/]*/(libm-[0-9.]*|libc|libmvec|libgprofng|libbfd|libopcodes)\.a$|^/(proc|sys|dev|run|boot)/'
 
 images_key() {
-    printf '%s %s\n' "$(root_key)" "$(sha256sum <"$LIB/testbed-images.sh")" | sha256sum | cut -c1-16
+    printf '%s %s\n' "$(root_key)" "$(cat "$LIB"/testbed-{images,critest}.sh | sha256sum)" | sha256sum | cut -c1-16
 }
 
 # images_ensure SYSTEM DIR: SYSTEM is the tree of the Debian system, "/" on the host.
@@ -37,6 +37,7 @@ images_ensure() {
         mkdir -p "$tmp"
         image_busybox "$system" "$tmp/work"
         image_archive "$tmp/work/layer.tar" crab/busybox sh "$tmp/busybox.tar"
+        critest_images "$tmp/work/layer.tar" "$tmp/work/critest" "$tmp/critest.tar"
         rm -rf "$tmp/work"
         image_pause "$tmp/work"
         image_archive "$tmp/work/layer.tar" crab/pause /pause "$tmp/pause.tar"

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Starts and stops containerd and dockerd inside the testbed: testbed-services.sh VERB
-# [containerd] [dockerd] (both by default). VERB: start, stop, restart, kill (by
+# [containerd] [dockerd] (both by default) [registry]. VERB: start, stop, restart, kill (by
 # SIGKILL, as a crash), or answers (its exit status says so). Logs: /var/log/containerd.log,
-# /var/log/dockerd.log. `start' returns when the daemon answers, `stop' when it is gone.
+# /var/log/dockerd.log. `start' returns when the daemon answers, `stop' when it is gone. The registry is Debian's, on the
+# loopback address; `start' fills it with critest's images, and the CRI pulls from it what it pulls from anywhere.
 
 set -uo pipefail
 
@@ -12,6 +13,7 @@ PIDS=/run/crab-testbed
 # The daemons run with them as they are.
 SAMPLES=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../../config/samples
 WAIT=600 # in steps of 50 ms
+REGISTRY_PORT=5000
 
 die() {
     echo "testbed: $*" >&2
@@ -27,6 +29,7 @@ answers() {
     case $1 in
         containerd) [ -S /run/containerd/containerd.sock ] && ctr version ;;
         dockerd) [ -S /run/docker.sock ] && docker version ;;
+        registry) : </dev/tcp/127.0.0.1/$REGISTRY_PORT ;;
     esac >/dev/null 2>&1
 }
 
@@ -87,6 +90,18 @@ cgroups_of_pods() {
     fi
 }
 
+# By way of a namespace of containerd that nobody else looks at.
+fill_registry() {
+    local name names
+    ctr -n critest image import --no-unpack /usr/share/crab-testbed/images/critest.tar >/dev/null || return 1
+    names=$(ctr -n critest image ls -q) || return 1
+    for name in $names; do
+        ctr -n critest image push --plain-http "127.0.0.1:$REGISTRY_PORT/${name#*/}" "$name" >/dev/null || return 1
+    done
+    # shellcheck disable=SC2086 # a word each
+    ctr -n critest image rm $names >/dev/null
+}
+
 launch() {
     # shellcheck disable=SC2016 # expanded by the inner shell
     # The score keeps the kernel's OOM killer off the daemons, as their units do.
@@ -108,9 +123,26 @@ start() {
                 --bridge=none --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false \
                 --exec-opt native.cgroupdriver=cgroupfs
             ;;
+        registry)
+            mkdir -p "$PIDS/registries/_default"
+            printf '[host."http://127.0.0.1:%s"]\n  capabilities = ["pull", "resolve"]\n' "$REGISTRY_PORT" \
+                >"$PIDS/registries/_default/hosts.toml"
+            cat >"$PIDS/registry.yml" <<CFG
+version: 0.1
+storage:
+  filesystem:
+    rootdirectory: /tmp/crab-registry
+http:
+  addr: 127.0.0.1:$REGISTRY_PORT
+CFG
+            launch registry docker-registry serve "$PIDS/registry.yml"
+            ;;
     esac
     for ((i = 0; i < WAIT; i++)); do
-        if answers "$1"; then return 0; fi
+        if answers "$1"; then
+            [ "$1" != registry ] || fill_registry || die "cannot fill the registry"
+            return 0
+        fi
         if [ "$i" -gt 5 ] && ! running "$1"; then break; fi
         sleep 0.05
     done
@@ -136,7 +168,7 @@ main() {
     [ $# -gt 0 ] || set -- containerd dockerd
     mkdir -p "$PIDS"
     for name in "$@"; do
-        case $name in containerd | dockerd) ;; *) die "no service \`$name'" ;; esac
+        case $name in containerd | dockerd | registry) ;; *) die "no service \`$name'" ;; esac
     done
     for name in "$@"; do
         case $verb in

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What Kubernetes asks of a CRI, under Crab and under the stock shim.
+
+use std::io::{self, Write};
+
+use anyhow::{Result, ensure};
+use crab_integration::{Runtime, Testbed, critest::Report};
+
+/// Past the harness, which shows what a test prints only when it fails.
+fn print(runtime: Runtime, report: &Report) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "under {}: {} passed, {} failed, {} skipped, in {:.0} s",
+        runtime.handler(),
+        report.passed.len(),
+        report.failed.len(),
+        report.skipped.len(),
+        report.took.as_secs_f64()
+    )?;
+    for (name, reason) in &report.failed {
+        let reason = reason.lines().next().unwrap_or_default();
+        writeln!(out, "  failed: {name}: {reason}")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn no_spec_fails_under_crab_that_passes_under_runc() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let Some(stock) = testbed.critest(Runtime::Stock, None)? else {
+        return Ok(());
+    };
+    print(Runtime::Stock, &stock)?;
+    let Some(crab) = testbed.critest(Runtime::Crab, None)? else {
+        return Ok(());
+    };
+    print(Runtime::Crab, &crab)?;
+    // Both have run, and what they have run is the same.
+    ensure!(stock.passed.len() > 70, "hardly any spec passes under runc");
+    assert_eq!(stock.skipped, crab.skipped);
+    let only_here: Vec<_> = crab.only_here(&stock).collect();
+    ensure!(only_here.is_empty(), "only under crab: {only_here:#?}");
+    Ok(())
+}
