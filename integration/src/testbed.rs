@@ -117,11 +117,17 @@ impl Testbed {
     /// `start`, `stop`, `restart`, `kill`, and `daemon` is `containerd` or
     /// `dockerd`.
     pub fn service(&self, verb: &str, daemon: &str) -> Result<Output> {
+        self.service_with(&[], verb, daemon)
+    }
+
+    /// The same with variables of its environment, `NAME=VALUE`.
+    pub(crate) fn service_with(&self, env: &[&str], verb: &str, daemon: &str) -> Result<Output> {
         // By the repository that this was built from where it is to be seen,
         // which is so in a test host.
         let root = env::var("TESTBED_SRC").unwrap_or_else(|_| "/src".into());
-        Tool::new("bash")
-            .args([format!("{root}/{SERVICES}").as_str(), verb, daemon])
+        Tool::new("env")
+            .args(env.iter().copied())
+            .args(["bash", &format!("{root}/{SERVICES}"), verb, daemon])
             .run()?
             .ok()
             .with_context(|| format!("{verb} {daemon}"))

@@ -39,7 +39,7 @@ const SHARED: [&str; 7] = [
     "staging",
 ];
 /// And more of that kind: the daemons' directories, Crab's caches, crabd's files.
-const KEPT: [&str; 9] = [
+const KEPT: [&str; 12] = [
     "/run/containerd/fifo",
     "/run/containerd/runc",
     "/run/containerd/s",
@@ -48,6 +48,10 @@ const KEPT: [&str; 9] = [
     "/run/crab/crabd.log",
     "/run/crab/crabd.sock",
     "/run/docker/containerd",
+    "/run/docker/runtime-runc",
+    // The CRI makes it for its first pod, and mounts it on itself.
+    "/run/netns",
+    "tmpfs /run/netns",
     "/var/lib/crab/FORMAT",
 ];
 
@@ -152,13 +156,18 @@ impl Census {
 
     /// The same, and gives what is left in the end.
     pub fn left(&self) -> Result<Vec<String>> {
+        self.left_but(|_| false)
+    }
+
+    /// The same without lines that are somebody else's.
+    pub fn left_but(&self, passed_over: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let shim = format!("process {} ", processes::SHIM);
         let is_of_a_shim = |line: &String| line.starts_with(&shim) || line.starts_with("socket ");
-        let left = self.left_after(CLEAN_UP, |line| !is_of_a_shim(line))?;
+        let left = self.left_after(CLEAN_UP, |line| !is_of_a_shim(line) && !passed_over(line))?;
         if !left.is_empty() {
             return Ok(left);
         }
-        self.left_after(SHIM_ENDS, |_| true)
+        self.left_after(SHIM_ENDS, |line| !passed_over(line))
     }
 
     /// The same for some of it.

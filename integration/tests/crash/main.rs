@@ -3,6 +3,7 @@
 //! SIGKILL to anything at any time: what was published comes back, no change is
 //! missed, and no container dies or stands still for it.
 
+mod as_stock;
 mod checkpoints;
 mod crabd;
 mod everything;
