@@ -2,9 +2,9 @@
 //! The configuration of one container: the host's, with what the container's own
 //! annotations and labels may change of it.
 //!
-//! Annotations are in the specification. A label is not: `ctr` and nerdctl make
-//! annotations of theirs, Kubernetes keeps its own, and dockerd writes them into its record
-//! of the container, in the data root in which the container's root is too.
+//! Annotations are in the specification. A label is not: `ctr` makes annotations of
+//! its own, nerdctl and Kubernetes keep theirs, and dockerd writes them into its record of
+//! the container, in the data root in which the container's root is too.
 //!
 //! Nothing of this refuses a container: what cannot be read says nothing.
 

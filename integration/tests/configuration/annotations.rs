@@ -53,6 +53,19 @@ fn a_sandbox_goes_without_checkpoints_by_an_annotation_or_a_label() -> Result<()
 }
 
 #[test]
+fn a_sandbox_of_nerdctl_goes_without_checkpoints_by_an_annotation() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let Some(nerdctl) = testbed.nerdctl()? else {
+        return Ok(());
+    };
+    let options = RunOptions::new().flags(said("--annotation", SWITCH, "false"));
+    let container = nerdctl.run(BUSYBOX, options)?;
+    let why = "switched off by an annotation";
+    is_without_checkpoints(&testbed.crab(), container.sandbox(), why)
+}
+
+#[test]
 fn an_annotation_wins_over_a_label() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
