@@ -31,6 +31,7 @@ pub(crate) struct Bundle {
     /// A network namespace of the container's own is asked for.
     own_netns: bool,
     own_pidns: bool,
+    by_systemd: bool,
     annotations: Annotations,
     original: Vec<u8>,
 }
@@ -63,6 +64,11 @@ impl Bundle {
         let own_pidns = namespaces
             .iter()
             .any(|ns| ns.typ() == LinuxNamespaceType::Pid && ns.path().is_none());
+        let by_systemd = spec
+            .linux()
+            .as_ref()
+            .and_then(|linux| linux.cgroups_path().as_deref()?.to_str())
+            .is_some_and(is_unit);
         let args = spec
             .process()
             .as_ref()
@@ -78,6 +84,7 @@ impl Bundle {
             args,
             own_netns,
             own_pidns,
+            by_systemd,
             annotations: Annotations::of(&original),
             original,
         })
@@ -106,6 +113,12 @@ impl Bundle {
     /// What its client says of it beside the specification proper.
     pub(crate) fn annotations(&self) -> &Annotations {
         &self.annotations
+    }
+
+    /// Whether its cgroup is to be made by systemd. dockerd, for one, says so only to
+    /// the shim that it knows, by an option; every shim sees it in the path.
+    pub(crate) fn wants_systemd_cgroup(&self) -> bool {
+        self.by_systemd
     }
 
     /// Whether the container asks for a network namespace of its own.
@@ -209,9 +222,38 @@ fn drop_network_hooks(spec: &mut Value) {
     }
 }
 
+/// Whether a cgroup's path is `slice:prefix:name`, what runc takes with `--systemd-cgroup`
+/// alone.
+fn is_unit(path: &str) -> bool {
+    let parts: Vec<&str> = path.split(':').collect();
+    matches!(parts[..], [slice, _, name]
+        if (slice.is_empty() || slice.ends_with(".slice")) && !name.is_empty() && !name.contains('/'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cgroup_that_systemd_makes_is_told_by_its_path() {
+        for path in [
+            "system.slice:docker:0a1b",
+            ":cri-containerd:0a1b",
+            "a-b.slice:x:y",
+        ] {
+            assert!(is_unit(path), "{path}");
+        }
+        for path in [
+            "/default/a",
+            "default/a",
+            "/docker/a:b:c",
+            "a:b:c",
+            "x.slice:y",
+            "x.slice:y:",
+        ] {
+            assert!(!is_unit(path), "{path}");
+        }
+    }
 
     fn bundle(config: &Value) -> (tempfile::TempDir, Bundle) {
         let dir = tempfile::tempdir().unwrap();

@@ -106,6 +106,9 @@ pub(crate) fn start(args: &Args, socket_dir: &Path, cgroup: &str) -> Result<Stri
         command.arg("-debug");
     }
     command
+        // As a service's main process containerd has it. `runc start` would wait for the
+        // container to say there that it is ready, for ever.
+        .env_remove("NOTIFY_SOCKET")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

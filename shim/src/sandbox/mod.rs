@@ -151,7 +151,7 @@ impl Container {
             root: root.join(&host.namespace),
             id: req.id.clone(),
             bundle: bundle.dir().to_path_buf(),
-            systemd_cgroup: options.systemd_cgroup,
+            systemd_cgroup: options.systemd_cgroup || bundle.wants_systemd_cgroup(),
             no_pivot: options.no_pivot_root,
             no_new_keyring: options.no_new_keyring,
             criu,
