@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    BUSYBOX, Client, ExecOptions, RunOptions, Runtime, Sandbox, Testbed, poll, processes,
+    BUSYBOX, Client, Cycles, ExecOptions, RunOptions, Runtime, Sandbox, Testbed, poll, processes,
 };
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ const WARM_UP: usize = 3;
 /// After each measurement, so that its afterwork is over before the next.
 const PAUSE: Duration = Duration::from_millis(30);
 /// Until an idle shim has let go of what it needed to start.
-const SETTLED: Duration = Duration::from_secs(4);
+const SETTLED: Duration = Duration::from_secs(5);
 /// How long something may take to be there, or gone.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -43,6 +43,7 @@ const CRAB_PROGRAMS: [&str; 2] = [processes::SHIM, "crab"];
 pub(crate) struct Plan {
     pub(crate) rounds: usize,
     pub(crate) sandboxes: usize,
+    pub(crate) cycles: usize,
 }
 
 impl Default for Plan {
@@ -50,6 +51,7 @@ impl Default for Plan {
         Self {
             rounds: 40,
             sandboxes: 50,
+            cycles: 500,
         }
     }
 }
@@ -67,6 +69,9 @@ pub(crate) struct Measured {
     pub(crate) used_mb: Pair<Memory>,
     pub(crate) crabd_mb: Memory,
     pub(crate) sandboxes: usize,
+    pub(crate) cycles: usize,
+    /// What these left, one line each.
+    pub(crate) left: Vec<String>,
 }
 
 /// The same of both.
@@ -145,6 +150,8 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
         used_mb: Pair::default(),
         crabd_mb: Memory::default(),
         sandboxes: plan.sandboxes,
+        cycles: plan.cycles,
+        left: Vec::new(),
     };
     // They stay: crabd is up from here on, as on a host with sandboxes.
     let crab = ctr.run(BUSYBOX, RunOptions::new())?;
@@ -165,6 +172,13 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
     drop(crab);
     drop(stock);
     memory(ctr, plan.sandboxes, &mut measured)?;
+    let cycles = Cycles {
+        client: ctr,
+        runtime: Runtime::Crab,
+    };
+    measured.left = cycles.leaks(plan.cycles, plan.sandboxes)?;
+    let leaks = measured.left.len() as f64;
+    measured.figures.insert("leaks", leaks);
     Ok(measured)
 }
 

@@ -16,7 +16,7 @@ use crab_integration::Testbed;
 
 use crate::lifecycle::Plan;
 
-const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N]   \
+const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N]   \
                      (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -53,6 +53,7 @@ fn run() -> Result<()> {
             "--json" => json = true,
             "--rounds" => plan.rounds = number()?,
             "--sandboxes" => plan.sandboxes = number()?,
+            "--cycles" => plan.cycles = number()?,
             _ => bail!("{arg} is no option; {USAGE}"),
         }
     }

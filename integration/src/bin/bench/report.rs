@@ -10,11 +10,12 @@ use crate::{
 };
 
 /// What the figures shall be at most.
-const TARGETS: [(&str, f64); 4] = [
+const TARGETS: [(&str, f64); 5] = [
     ("run_ratio", 1.0),
     ("exec_ratio", 1.0),
     ("rss_mb", 6.0),
     ("crabd_rss_mb_50", 40.0),
+    ("leaks", 0.0),
 ];
 
 pub(crate) fn table(measured: &Measured) -> String {
@@ -57,7 +58,17 @@ fn write(out: &mut String, measured: &Measured) -> std::fmt::Result {
     pair(out, "idle container", &measured.idle_mb)?;
     pair(out, "after ten execs", &measured.used_mb)?;
     let crabd = format!("crabd, {} sandboxes", measured.sandboxes);
-    row(out, &crabd, &measured.crabd_mb)
+    row(out, &crabd, &measured.crabd_mb)?;
+    writeln!(
+        out,
+        "\nleft by {} containers one by one and {} at once: {}",
+        measured.cycles,
+        measured.sandboxes,
+        match &measured.left[..] {
+            [] => "nothing".to_owned(),
+            left => left.join(", "),
+        }
+    )
 }
 
 fn pair(out: &mut String, what: &str, pair: &Pair<Memory>) -> std::fmt::Result {
