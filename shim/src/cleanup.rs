@@ -7,7 +7,7 @@
 use std::{
     fs,
     os::unix::net::UnixStream,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -30,8 +30,13 @@ use crab_runtime::{
 use crab_store::SandboxId;
 
 use crate::{
-    args::Args, bundle::ORIGINAL, capture::staging_dirs, exit_note, options::RuntimeOptions,
-    sandbox::KILL_LIMIT, start::ADDRESS_FILE,
+    args::Args,
+    bundle::ORIGINAL,
+    capture::staging_dirs,
+    exit_note,
+    options::RuntimeOptions,
+    sandbox::{KILL_LIMIT, RUNTIME_FILE, RUNTIME_ROOT_FILE},
+    start::ADDRESS_FILE,
 };
 
 /// How long the runtime's calls may take to be gone. containerd gives all of this
@@ -48,48 +53,15 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
     if let Some(fault) = fault {
         eprintln!("containerd-shim-crab-v1: the default configuration is in force: {fault}");
     }
-    let reaper = Reaper::start().context("become a subreaper")?;
     let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
     let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
     let mut image_dirs = vec![run_dir.clone()];
     if let Ok(id) = SandboxId::new(&args.namespace, &args.id) {
         image_dirs.extend(staging_dirs(&config, &id));
     }
-    // First: what they find frozen, they freeze again.
-    if !orphans::end(&bundle, &image_dirs, CALLS_LIMIT) {
-        eprintln!("containerd-shim-crab-v1: a call of the runtime does not end");
-    }
-    let init: Option<i32> = note("init.pid").and_then(|text| text.trim().parse().ok());
-    if let Some(cgroup) = init.and_then(|pid| Cgroup::of_process(pid).ok()) {
-        let ours = cgroup.names(&args.id);
-        if ours {
-            // A shim that died in the middle of a capture left it frozen.
-            let _ = cgroup.thaw();
-            let _ = cgroup.kill(KILL_LIMIT);
-        }
-    }
-    if let (Some(program), Some(root)) = (note("runtime"), note("runtime-root")) {
-        let runtime = Runtime {
-            program: program.into(),
-            root: root.into(),
-            id: args.id.clone(),
-            bundle: bundle.clone(),
-            systemd_cgroup: RuntimeOptions::of_bundle(&bundle).systemd_cgroup,
-            no_pivot: false,
-            no_new_keyring: false,
-            criu: None,
-            sealer: None,
-            reaper: reaper.clone(),
-        };
-        if let Err(error) = runtime.delete() {
-            eprintln!("containerd-shim-crab-v1: {error}");
-        }
-        let spec = note(ORIGINAL).and_then(|text| serde_json::from_str(&text).ok());
-        if let Some(spec) = spec {
-            hooks::run_poststop(&spec, &args.id, &bundle, &reaper, |fault| {
-                eprintln!("containerd-shim-crab-v1: {fault}");
-            });
-        }
+    // Gone if the shim has done all this before it ended, which is how it mostly ends.
+    if let Some(program) = note(RUNTIME_FILE) {
+        end_container(args, &bundle, program.into(), &image_dirs)?;
     }
     unmount_all(&bundle.join("rootfs"))?;
     netns::remove(&run_dir.join("netns"))?;
@@ -108,10 +80,62 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         at: SystemTime::now(),
     });
     let response = DeleteResponse {
-        pid: init.unwrap_or(0) as u32,
+        pid: init_of(&bundle).unwrap_or(0) as u32,
         exit_status: exit.status,
         exited_at: MessageField::some(exit.at.into()),
         ..Default::default()
     };
     Ok(response.write_to_bytes()?)
+}
+
+fn init_of(bundle: &Path) -> Option<i32> {
+    let pid = fs::read_to_string(bundle.join("init.pid")).ok()?;
+    pid.trim().parse().ok()
+}
+
+/// Ends what runs in the container or works on it, and has the runtime delete it.
+fn end_container(
+    args: &Args,
+    bundle: &Path,
+    program: PathBuf,
+    image_dirs: &[PathBuf],
+) -> Result<()> {
+    let reaper = Reaper::start().context("become a subreaper")?;
+    // First: what they find frozen, they freeze again.
+    if !orphans::end(bundle, image_dirs, CALLS_LIMIT) {
+        eprintln!("containerd-shim-crab-v1: a call of the runtime does not end");
+    }
+    if let Some(cgroup) = init_of(bundle).and_then(|pid| Cgroup::of_process(pid).ok()) {
+        let ours = cgroup.names(&args.id);
+        if ours {
+            // A shim that died in the middle of a capture left it frozen.
+            let _ = cgroup.thaw();
+            let _ = cgroup.kill(KILL_LIMIT);
+        }
+    }
+    let Ok(root) = fs::read_to_string(bundle.join(RUNTIME_ROOT_FILE)) else {
+        return Ok(());
+    };
+    let runtime = Runtime {
+        program,
+        root: root.into(),
+        id: args.id.clone(),
+        bundle: bundle.to_path_buf(),
+        systemd_cgroup: RuntimeOptions::of_bundle(bundle).systemd_cgroup,
+        no_pivot: false,
+        no_new_keyring: false,
+        criu: None,
+        sealer: None,
+        reaper: reaper.clone(),
+    };
+    if let Err(error) = runtime.delete() {
+        eprintln!("containerd-shim-crab-v1: {error}");
+    }
+    let spec = fs::read(bundle.join(ORIGINAL)).ok();
+    if let Some(spec) = spec.and_then(|text| serde_json::from_slice(&text).ok()) {
+        hooks::run_poststop(&spec, &args.id, bundle, &reaper, |fault| {
+            eprintln!("containerd-shim-crab-v1: {fault}");
+        });
+    }
+    Ok(())
 }

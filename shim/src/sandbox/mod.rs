@@ -51,6 +51,12 @@ use crate::{
 /// Where runc keeps its state if the client names no place; the Go shim's.
 const RUNC_ROOT: &str = "/run/containerd/runc";
 
+/// The file in the bundle that names the runtime's program, for `delete`; there from
+/// before the runtime's first call until everything of the container is gone.
+pub(crate) const RUNTIME_FILE: &str = "runtime";
+/// And the runtime's state directory.
+pub(crate) const RUNTIME_ROOT_FILE: &str = "runtime-root";
+
 /// What every container of this shim shares.
 pub(crate) struct Host {
     pub(crate) config: Config,
@@ -288,11 +294,11 @@ impl Container {
         // For `delete`, which is told nothing but the bundle.
         self.options.keep(self.bundle.dir())?;
         fs::write(
-            self.bundle.dir().join("runtime"),
+            self.bundle.dir().join(RUNTIME_FILE),
             self.runtime.program.as_os_str().as_encoded_bytes(),
         )?;
         fs::write(
-            self.bundle.dir().join("runtime-root"),
+            self.bundle.dir().join(RUNTIME_ROOT_FILE),
             self.runtime.root.as_os_str().as_encoded_bytes(),
         )?;
         if let Some(netns) = &self.netns {
@@ -332,7 +338,9 @@ impl Container {
             }
             _ => {}
         }
-        Ok(deleted?)
+        deleted?;
+        let _ = fs::remove_file(self.bundle.dir().join(RUNTIME_FILE));
+        Ok(())
     }
 
     /// Takes note of the container's cgroup, once it has a process.
