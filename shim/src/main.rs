@@ -22,6 +22,7 @@ mod decide;
 mod exit_note;
 mod history;
 mod info;
+mod idle;
 mod log_driver;
 mod oom;
 mod options;

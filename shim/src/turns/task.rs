@@ -8,11 +8,12 @@ use std::{
 };
 
 use anyhow::Result;
+use crab_api::tracer::Effects;
 use crab_store::{Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::{Message, Status, record::Way};
-use crate::{capture::Capture, publish::Published, sandbox::Container, tracer::Tracer};
+use crate::{capture::Capture, idle, publish::Published, sandbox::Container, tracer::Tracer};
 
 /// How many records are kept for a journal that cannot be written.
 const MAX_UNWRITTEN: usize = 1024;
@@ -86,6 +87,7 @@ impl Task {
     }
 
     pub(super) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
+        let mut rests = false;
         loop {
             let message = {
                 let pending = self
@@ -102,9 +104,18 @@ impl Task {
                             continue;
                         }
                     },
-                    None => messages.recv().await,
+                    None if rests => messages.recv().await,
+                    None => match timeout(idle::AFTER, messages.recv()).await {
+                        Ok(message) => message,
+                        Err(_) => {
+                            idle::let_go();
+                            rests = true;
+                            continue;
+                        }
+                    },
                 }
             };
+            rests = false;
             match message {
                 None => return,
                 Some(Message::Close(done)) => {
