@@ -10,7 +10,7 @@ use std::{
     fs::File,
     path::PathBuf,
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,7 @@ use crab_api::{
 use crab_runtime::cgroup::Cgroup;
 use tokio::{
     sync::Mutex,
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 use ttrpc::context::Context as Call;
@@ -59,6 +60,8 @@ pub(crate) struct Tracer {
     host: Arc<Host>,
     sandbox: String,
     link: Mutex<Link>,
+    /// Holds the link until crabd is there.
+    preparing: std::sync::Mutex<Option<AbortHandle>>,
 }
 
 #[derive(Default)]
@@ -75,11 +78,40 @@ impl Tracer {
             host,
             sandbox,
             link: Mutex::default(),
+            preparing: std::sync::Mutex::default(),
         }
     }
 
     fn socket(&self) -> PathBuf {
         paths::crabd_socket(&self.host.config.run_dir)
+    }
+
+    /// Connects ahead of the first question, and starts crabd where it does not run, which
+    /// takes as long as its programs take to be checked. That it failed is told to
+    /// whoever asks.
+    pub(crate) fn prepare(self: &Arc<Self>) {
+        let this = self.clone();
+        let task = tokio::spawn(async move {
+            let mut link = this.link.lock().await;
+            if link.client.is_none()
+                && let Ok(client) = this.connect(&mut link).await
+            {
+                link.client = Some(client);
+            }
+        });
+        *self.preparing() = Some(task.abort_handle());
+    }
+
+    fn preparing(&self) -> std::sync::MutexGuard<'_, Option<AbortHandle>> {
+        self.preparing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether crabd is still on its way: whoever asks it now waits for it.
+    pub(crate) fn is_coming(&self) -> bool {
+        let preparing = self.preparing();
+        preparing.as_ref().is_some_and(|task| !task.is_finished())
     }
 
     /// Begins to watch, or goes on with another cgroup and other devices.
@@ -138,8 +170,11 @@ impl Tracer {
         within(client.effects(Call::default(), &request)).await
     }
 
-    /// Ends the watch.
+    /// Ends the watch. Does not wait for a crabd that is only just coming.
     pub(crate) async fn unwatch(&self) {
+        if let Some(preparing) = self.preparing().take() {
+            preparing.abort();
+        }
         let mut link = self.link.lock().await;
         link.watched = None;
         if let Some(client) = link.client.take() {
@@ -164,14 +199,17 @@ impl Tracer {
             shim_pid: std::process::id(),
             ..Default::default()
         };
-        let client = match link.client.take() {
-            Some(client) => client,
-            None => self.connect(link).await?,
-        };
+        if let Some(client) = link.client.take() {
+            match within(client.watch(Call::default(), &request)).await {
+                Err(CallError::Refused(error)) => {
+                    tracing::debug!(%error, "crabd is gone or going; dialling again");
+                }
+                answer => return link.watches(client, answer),
+            }
+        }
+        let client = self.connect(link).await?;
         let answer = within(client.watch(Call::default(), &request)).await;
-        let effects = answer.map_err(|error| link.failure(error))?;
-        link.client = Some(client);
-        Ok(effects)
+        link.watches(client, answer)
     }
 
     async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {
@@ -259,6 +297,17 @@ async fn within<T>(call: impl Future<Output = ttrpc::Result<T>>) -> Result<T, Ca
 }
 
 impl Link {
+    /// Keeps a client that has begun to watch.
+    fn watches(
+        &mut self,
+        client: TracerClient,
+        answer: Result<Effects, CallError>,
+    ) -> Result<Effects, String> {
+        let effects = answer.map_err(|error| self.failure(error))?;
+        self.client = Some(client);
+        Ok(effects)
+    }
+
     /// Why there is no answer; one that hangs is left.
     fn failure(&mut self, error: CallError) -> String {
         match error {

@@ -2,7 +2,7 @@
 
 //! crabd is killed, or is not there at all.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
@@ -141,5 +141,39 @@ fn without_any_crabd_turns_are_unobserved_and_right() -> Result<()> {
         assert_eq!(turn.record.unobserved, None);
         assert_eq!(changed(&turn), ["/root/f"]);
     }
+    Ok(())
+}
+
+#[test]
+fn a_start_does_not_wait_for_a_crabd_that_is_only_coming() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let ctr = testbed.ctr();
+    let go = Path::new("/run/let-crabd-go");
+    let held_back = Swapped::wrapped(processes::CRABD_PATH, |real| {
+        format!(
+            "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.02; done\nexec {} \"$@\"\n",
+            go.display(),
+            real.display()
+        )
+    })?;
+    if processes::crabd().is_some() {
+        processes::kill_crabd()?;
+    }
+    // One that comes and goes, and one that stays and changes a file before it is watched.
+    let options = || RunOptions::new().args(["true"]);
+    ctr.run_rm(DEBIAN, options())?.ok()?;
+    let script = "echo early >/root/early; exec sleep infinity";
+    let sandbox = ctr.run(DEBIAN, RunOptions::new().args(["sh", "-c", script]))?;
+    poll("the file is there", LIMIT, || {
+        Ok(sandbox.root()?.join("root/early").exists().then_some(()))
+    })?;
+    fs::write(go, "")?;
+    let (_, turn) = crab.turn(&sandbox, &["ls", "/"])?;
+    assert_eq!(changed(&turn), ["/root/early"], "{turn:?}");
+    drop(held_back);
+    crab.wait_until_observed(&sandbox)?;
+    fs::remove_file(go)?;
     Ok(())
 }

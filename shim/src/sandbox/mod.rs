@@ -45,6 +45,7 @@ use crate::{
     publisher::Publisher,
     stats::Groups,
     stdio::{Client, Owner, StdioPaths},
+    tracer::Tracer,
     turns::{self, Turns},
 };
 
@@ -239,6 +240,11 @@ impl Container {
         if !req.checkpoint.is_empty() {
             beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
         }
+        let tracer = Arc::new(Tracer::new(self.host.clone(), self.id.to_string()));
+        if beginning.ledger.is_ok() {
+            // It is needed only before Start, and may have to be started.
+            tracer.prepare();
+        }
         let launched = if beginning.images.is_some() {
             // As the Go shim: Create records, Start restores.
             None
@@ -274,7 +280,7 @@ impl Container {
         if let (Some(pid), Some(since)) = (pid, since) {
             self.watch_exit(INIT, pid, since);
         }
-        let turns = turns::start(self.clone());
+        let turns = turns::start(self.clone(), tracer);
         let _ = self.turns.set(turns);
         *self
             .beginning

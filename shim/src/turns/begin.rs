@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use crab_api::tracer::Effects;
 use crab_runtime::{
     files::{Index, apply},
     overlay::OverlayMount,
@@ -22,7 +23,7 @@ use tokio::runtime::Handle;
 
 use super::{
     record::Way,
-    task::{History, Open, Task},
+    task::{History, Open, Task, Watch},
 };
 use crate::{
     capture::{Capture, images_of, mount_table, open_roots},
@@ -129,7 +130,7 @@ impl Task {
     /// before anything ran; where the container is `fresh` (not restored by CRIU)
     /// the memory-backed mounts are made so now.
     pub(super) async fn look_at(
-        &self,
+        &mut self,
         writer: &SandboxWriter,
         overlay: &OverlayMount,
         version: Option<&Manifest>,
@@ -181,16 +182,21 @@ impl Task {
         .await?;
         let mut devices = vec![device];
         devices.extend(mounts.iter().map(|mount| mount.device));
-        let base = self
-            .tracer
-            .watch(Watched {
-                cgroup: cgroup.clone(),
-                devices: devices.clone(),
-            })
-            .await;
-        if let Err(reason) = &base {
-            tracing::warn!(reason, "turns are unobserved");
-        }
+        let tracer = self.tracer.clone();
+        let watched = Watched {
+            cgroup: cgroup.clone(),
+            devices: devices.clone(),
+        };
+        let watch = tokio::spawn(async move { tracer.watch(watched).await });
+        // A start does not wait for crabd's own. What happens until the watch begins is not
+        // counted, so the first look compares everything.
+        let late = fresh && self.tracer.is_coming();
+        let base = if late {
+            self.watch = Some(watch);
+            None
+        } else {
+            watched_since(watch).await
+        };
         Ok(Capture {
             container: self.container.clone(),
             tracer: self.tracer.clone(),
@@ -200,16 +206,32 @@ impl Task {
             cgroup,
             init,
             keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
-            base: base.ok(),
+            base,
             baseline: None,
             some_processes: false,
             unseen: false,
             mount_table: mount_table(init),
-            reread: !fresh,
-            // Restored processes have run before the watch began.
-            owed: !fresh,
+            // Processes that were restored, or started meanwhile, have run before the watch
+            // began.
+            reread: !fresh || late,
+            owed: !fresh || late,
             async_runtime: Handle::current(),
         })
+    }
+
+    /// Waits for a watch that was to begin when crabd is there.
+    pub(super) async fn settle_watch(&mut self) {
+        let Some(watch) = self.watch.take() else {
+            return;
+        };
+        let base = watched_since(watch).await;
+        if let Ok(History {
+            capture: Some(capture),
+            ..
+        }) = &mut self.history
+        {
+            capture.base = base;
+        }
     }
 
     pub(super) async fn after_start(&mut self, restored: bool) -> Result<()> {
@@ -247,6 +269,13 @@ impl Task {
         }
         recorded
     }
+}
+
+/// The counters when the watch began.
+async fn watched_since(watch: Watch) -> Option<Effects> {
+    let base = watch.await.unwrap_or_else(|error| Err(error.to_string()));
+    base.inspect_err(|reason| tracing::warn!(reason, "turns are unobserved"))
+        .ok()
 }
 
 fn places_of(reader: &ObjectReader, processes: ProcessRef) -> Result<Places> {

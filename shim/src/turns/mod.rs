@@ -115,14 +115,10 @@ pub(crate) struct Turns {
 }
 
 /// Starts the task of a container that is created.
-pub(crate) fn start(container: Arc<Container>) -> Turns {
+pub(crate) fn start(container: Arc<Container>, tracer: Arc<Tracer>) -> Turns {
     let (messages, rx) = mpsc::unbounded_channel();
     let status = Arc::new(Mutex::new(Status::default()));
     let max_gate = container.config.checkpoints.max_gate();
-    let tracer = Arc::new(Tracer::new(
-        container.host.clone(),
-        container.id.to_string(),
-    ));
     let weak = Arc::downgrade(&container);
     let task = Task::new(container, tracer, status.clone());
     tokio::spawn(task.run(rx));

@@ -40,6 +40,9 @@ impl Task {
         way: Way,
     ) -> Result<Checkpointed> {
         self.finish_pending().await;
+        if way != Way::Initial {
+            self.settle_watch().await;
+        }
         let history = match &mut self.history {
             Ok(history) => history,
             Err(reason) => bail!("{reason}"),

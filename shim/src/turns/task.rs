@@ -62,10 +62,15 @@ pub(super) struct Pending {
     pub(super) started: Instant,
 }
 
+/// A watch that is about to begin, and the counters then.
+pub(super) type Watch = JoinHandle<Result<Effects, String>>;
+
 /// The task's own state.
 pub(super) struct Task {
     pub(super) container: Arc<Container>,
     pub(super) tracer: Arc<Tracer>,
+    /// Begins when crabd is there.
+    pub(super) watch: Option<Watch>,
     pub(super) status: Arc<Mutex<Status>>,
     pub(super) history: Result<History, String>,
     pub(super) open: Option<Open>,
@@ -80,6 +85,7 @@ impl Task {
         Self {
             container,
             tracer,
+            watch: None,
             status,
             history: Err("the container is not started yet".into()),
             open: None,
@@ -208,6 +214,9 @@ impl Task {
 
     async fn close(&mut self) {
         self.finish_pending().await;
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
         self.tracer.unwatch().await;
         self.history = Err("the sandbox is being deleted".into());
     }
