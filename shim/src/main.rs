@@ -21,8 +21,9 @@ mod control;
 mod decide;
 mod exit_note;
 mod history;
-mod info;
 mod idle;
+mod info;
+
 mod log_driver;
 mod oom;
 mod options;

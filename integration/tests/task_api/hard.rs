@@ -343,7 +343,7 @@ fn a_shim_keeps_nothing_of_its_execs() -> Result<()> {
     let once = |n: u32| -> Result<()> {
         let exec = format!("e{n}");
         let mut request = calls.exec_request(&exec, &["sh", "-c", "exit 3"]);
-        request.terminal = n % 2 == 0;
+        request.terminal = n.is_multiple_of(2);
         request.stdout = "file:///dev/null".into();
         calls.exec(&request)?.map_err(denied)?;
         calls.start(&exec)?.map_err(denied)?;
