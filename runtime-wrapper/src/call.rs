@@ -98,10 +98,18 @@ pub(crate) fn was_not_sealed(error: &OciError) -> bool {
 
 /// What the runtime logged as errors: the last is its own word for the failure; those
 /// before it tell what the container's first process died of, which the last often
-/// only calls a broken connection.
+/// only calls a broken connection. Of a log that is not JSON, the last line.
 fn logged_errors(log: &Path) -> Option<String> {
-    let text = fs::read_to_string(log).ok()?;
-    let mut errors: Vec<String> = text.lines().filter_map(error_of).collect();
+    let text = fs::read(log).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let lines = || text.lines().filter(|line| !line.trim().is_empty());
+    let entries: Vec<serde_json::Value> = lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    if entries.is_empty() {
+        return lines().next_back().map(|line| line.trim().to_string());
+    }
+    let mut errors: Vec<String> = entries.iter().filter_map(error_of).collect();
     let last = errors.pop()?;
     errors.retain(|earlier| !last.contains(earlier.as_str()));
     errors.dedup();
@@ -111,12 +119,15 @@ fn logged_errors(log: &Path) -> Option<String> {
     Some(format!("{last} (before: {})", errors.join("; ")))
 }
 
-/// The message of a line of the log, if it is an error's.
-fn error_of(line: &str) -> Option<String> {
-    let entry: serde_json::Value = serde_json::from_str(line).ok()?;
-    let level = entry.get("level")?.as_str()?;
-    let message = entry.get("msg")?.as_str()?;
-    matches!(level, "error" | "fatal" | "panic").then(|| message.to_string())
+/// The message of a log's entry, if it is an error's. runc, crun and runsc write `level`
+/// and `msg`; youki, in capitals, `level` and `fields.message`.
+fn error_of(entry: &serde_json::Value) -> Option<String> {
+    let level = entry.get("level")?.as_str()?.to_ascii_lowercase();
+    let message = entry
+        .get("msg")
+        .or_else(|| entry.pointer("/fields/message"))?
+        .as_str()?;
+    matches!(level.as_str(), "error" | "fatal" | "panic").then(|| message.to_string())
 }
 
 #[cfg(test)]
@@ -144,5 +155,36 @@ mod tests {
             Some("exec failed: no such file (before: first)")
         );
         assert_eq!(logged_errors(&dir.path().join("none")), None);
+    }
+
+    #[test]
+    fn the_log_of_every_known_runtime_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        for (runtime, text, reason) in [
+            (
+                "crun 1.21",
+                "{\"msg\":\"executable file `nosuch` not found in $PATH: No such file or directory\",\
+                 \"level\":\"error\",\"time\":\"2026-11-30T00:17:21.099722Z\"}\n",
+                "executable file `nosuch` not found in $PATH: No such file or directory",
+            ),
+            (
+                "youki 0.5",
+                "{\"timestamp\":\"2026-11-30T00:17:21Z\",\"level\":\"DEBUG\",\"fields\":{\"message\":\"x\"}}\n\
+                 {\"timestamp\":\"2026-11-30T00:17:21Z\",\"level\":\"ERROR\",\
+                 \"fields\":{\"message\":\"failed to exec\"},\"target\":\"youki\"}\n",
+                "failed to exec",
+            ),
+            (
+                "one without JSON",
+                "starting\nno such container\n\n",
+                "no such container",
+            ),
+        ] {
+            fs::write(&log, text).unwrap();
+            assert_eq!(logged_errors(&log).as_deref(), Some(reason), "{runtime}");
+        }
+        fs::write(&log, "{\"level\":\"info\",\"msg\":\"fine\"}\n").unwrap();
+        assert_eq!(logged_errors(&log), None);
     }
 }

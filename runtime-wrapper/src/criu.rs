@@ -248,20 +248,13 @@ fn identity(program: &Path) -> String {
 }
 
 fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
-    let failed = |e: io::Error| format!("run {}: {e}", program.display());
     let mut command = Command::new(program);
-    command
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    let (mut child, exit) = reaper.spawn(&mut command).map_err(failed)?;
-    let mut text = String::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        io::Read::read_to_string(&mut stdout, &mut text).map_err(failed)?;
-    }
-    let _ = exit.blocking_recv();
-    text.lines()
+    command.arg("--version");
+    let text = reaper
+        .answer(&mut command, Limit::after(CHECK_LIMIT))
+        .map_err(|e| format!("run {}: {e}", program.display()))?;
+    String::from_utf8_lossy(&text)
+        .lines()
         .find_map(|line| line.strip_prefix("Version: "))
         .map(|version| version.trim().to_string())
         .ok_or_else(|| format!("{} --version tells no version", program.display()))

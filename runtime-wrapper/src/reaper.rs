@@ -29,6 +29,9 @@ pub use crate::deadline::Limit;
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
 const PARKED: usize = 512;
 
+/// How much of an answer is read.
+const ANSWER_LIMIT: u64 = 1 << 20;
+
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
@@ -217,5 +220,26 @@ impl Reaper {
             deadline.end();
         }
         Ok((exit.status, text))
+    }
+
+    /// Runs a command to its end, within the limit, for what it prints on its stdout.
+    ///
+    /// # Errors
+    /// When the command cannot be started or its output not be read.
+    pub fn answer(&self, command: &mut Command, limit: Limit) -> io::Result<Vec<u8>> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0);
+        let (mut child, exit) = self.spawn(command)?;
+        let deadline = Deadline::of(child.id(), limit);
+        let mut text = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            io::Read::read_to_end(&mut io::Read::take(stdout, ANSWER_LIMIT), &mut text)?;
+        }
+        let _ = exit.blocking_recv();
+        drop(deadline);
+        Ok(text)
     }
 }
