@@ -164,6 +164,7 @@ impl Bundle {
         if again {
             drop_network_hooks(&mut spec);
         }
+        drop_empty_limits(&mut spec);
         let original = self.dir.join(ORIGINAL);
         if !original.exists() {
             write(&original, &self.original)?;
@@ -199,6 +200,15 @@ fn name_netns(spec: &mut Value, path: &Path) {
         if namespace["type"] == "network" {
             namespace["path"] = json!(path);
         }
+    }
+}
+
+/// Docker sends `"blockIO": {}` with every container. crun takes it for a wish, and
+/// refuses it where containers get no `io` controller.
+fn drop_empty_limits(spec: &mut Value) {
+    let resources = spec.pointer_mut("/linux/resources");
+    if let Some(resources) = resources.and_then(Value::as_object_mut) {
+        resources.retain(|_, limits| limits.as_object().is_none_or(|limits| !limits.is_empty()));
     }
 }
 
@@ -290,6 +300,16 @@ mod tests {
         assert_eq!(written["linux"]["namespaces"][1]["path"], "/run/x/net");
         assert_eq!(written["x-unknown"]["kept"], true);
         assert_eq!(written["hooks"]["prestart"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn limits_that_say_nothing_are_left_out() {
+        let mut spec = json!({"linux": {"resources": {
+            "blockIO": {}, "cpu": {"shares": 2}, "devices": [],
+        }}});
+        drop_empty_limits(&mut spec);
+        let left = json!({"cpu": {"shares": 2}, "devices": []});
+        assert_eq!(spec["linux"]["resources"], left);
     }
 
     #[test]
