@@ -112,10 +112,10 @@ pub const SETTINGS: [Setting; 11] = [
         section: "runtime",
         key: "binary",
         kind: Kind::Command,
-        what: "The OCI runtime. A client that names one itself (`BinaryName`) has its own.",
-        otherwise: "",
+        what: "The OCI runtime; `builtin` is the one in the shim (see drivers.md). A client that names one itself (`BinaryName`) has its own.",
+        otherwise: "`runc` where there is one, else `builtin`",
         per_sandbox: PerSandbox::No,
-        field: Field::Path(|config| &mut config.runtime.binary),
+        field: Field::SomePath(|config| &mut config.runtime.binary),
     },
     Setting {
         section: "runtime",

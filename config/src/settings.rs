@@ -38,11 +38,15 @@ impl Default for Config {
     }
 }
 
+/// What names the OCI runtime that is built into the shim.
+pub const BUILT_IN: &str = "builtin";
+
 /// The OCI runtime and CRIU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
-    /// The OCI runtime: a name to be found on PATH, or an absolute path.
-    pub binary: PathBuf,
+    /// The OCI runtime: a name to be found on PATH, an absolute path, or [`BUILT_IN`]. If
+    /// nothing is said, runc, and where there is none, the built-in one.
+    pub binary: Option<PathBuf>,
     /// CRIU; the runtime's own choice (PATH) if nothing is said.
     pub criu: Option<PathBuf>,
     /// For how long a sandbox's freeze may take until it is given up.
@@ -52,7 +56,7 @@ pub struct Runtime {
 impl Default for Runtime {
     fn default() -> Self {
         Self {
-            binary: "runc".into(),
+            binary: None,
             criu: None,
             freeze_timeout_ms: 2000,
         }

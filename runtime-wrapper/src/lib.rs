@@ -2,9 +2,9 @@
 //! What Crab does to a container: driving its OCI runtime, freezing it, and
 //! reading and writing the two halves of a checkpoint.
 //!
-//! * [`oci`] runs `runc` (or a command line like it), [`reaper`] collects the
-//!   exits of everything below this process, [`orphans`] ends what a dead one left,
-//!   [`sealed`] spares `runc` to copy itself.
+//! * [`oci`] runs the OCI runtime, which may be [`builtin`]; [`driver`] tells which one
+//!   that is and what it can do, [`sealed`] spares it to copy itself, [`reaper`] collects
+//!   the exits of everything below this process, [`orphans`] ends what a dead one left.
 //! * [`hooks`] runs what belongs to a container's real end.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran.
@@ -14,10 +14,12 @@
 //!
 //! Nothing here decides when to checkpoint: that is the shim's.
 
+pub mod builtin;
 mod call;
 pub mod cgroup;
 pub mod criu;
 mod deadline;
+pub mod driver;
 pub mod files;
 pub mod hooks;
 pub mod mount;

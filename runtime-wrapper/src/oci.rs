@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The OCI runtime's command line: runc, or a program that understands runc's
-//! options (crun does, but for the log's format).
+//! The OCI runtime's command line, as runc, crun and other programs of the kind
+//! understand it. Where they differ, [`crate::driver`] tells which one it is.
 //!
 //! Every call blocks until the program has ended; callers run it off the async
 //! runtime. The reason of a failure is what the runtime itself logged as errors
@@ -23,7 +23,8 @@ use thiserror::Error;
 use crate::{
     call::{Call, Log, SEAL_TRIES, was_not_sealed},
     deadline::Deadline,
-    program::{find_program, path_with},
+    driver::{Dialect, Driver, Program, Support},
+    program::path_with,
     reaper::{Limit, Reaper},
     sealed::{self, Sealer},
 };
@@ -48,6 +49,14 @@ pub enum OciError {
         /// Its exit code.
         status: u32,
         /// Its own errors.
+        reason: String,
+    },
+    /// The program cannot do this.
+    #[error("the OCI runtime cannot {verb} processes: {reason}")]
+    Unsupported {
+        /// The runtime's verb.
+        verb: &'static str,
+        /// What it lacks.
         reason: String,
     },
     /// The program succeeded, but left no pid.
@@ -126,7 +135,7 @@ pub struct ImagePaths {
 }
 
 /// What of a container's surroundings a checkpoint may hold or leave out
-/// (`runc checkpoint`'s options).
+/// (`runc checkpoint`'s options, which crun spells in the same way).
 #[derive(Debug, Clone, Default)]
 pub struct CheckpointOptions {
     /// Leave the container running.
@@ -158,8 +167,8 @@ impl CheckpointOptions {
 /// One container as the runtime knows it.
 #[derive(Clone)]
 pub struct Runtime {
-    /// The program, e.g. `runc`.
-    pub program: PathBuf,
+    /// The program.
+    pub program: Program,
     /// The runtime's state directory (`--root`).
     pub root: PathBuf,
     /// The container's id.
@@ -180,7 +189,35 @@ pub struct Runtime {
     pub reaper: Reaper,
 }
 
+fn unsupported(verb: &'static str, support: &Support) -> Result<(), OciError> {
+    support
+        .clone()
+        .map_err(|reason| OciError::Unsupported { verb, reason })
+}
+
 impl Runtime {
+    /// What the program is and can do. It may have to be asked: not while a container
+    /// stands still.
+    pub fn driver(&self) -> Arc<Driver> {
+        Driver::of(&self.program, &self.reaper)
+    }
+
+    /// Whether [`Self::checkpoint`] can be asked for.
+    ///
+    /// # Errors
+    /// What the program lacks.
+    pub fn can_checkpoint(&self) -> Result<(), OciError> {
+        unsupported("checkpoint", &self.driver().checkpoint)
+    }
+
+    /// Whether [`Self::restore`] can be asked for.
+    ///
+    /// # Errors
+    /// What the program lacks.
+    pub fn can_restore(&self) -> Result<(), OciError> {
+        unsupported("restore", &self.driver().restore)
+    }
+
     fn call(&self, verb: &'static str) -> Call {
         let log = Log::new(&self.bundle);
         // Only these enter the container.
@@ -188,10 +225,10 @@ impl Runtime {
             .sealer
             .as_deref()
             .filter(|_| matches!(verb, "create" | "exec"));
-        let sealed = sealer.and_then(|sealer| sealed::copy_of(&self.program, sealer));
+        let sealed = sealer.and_then(|sealer| self.program.sealed(sealer));
         let mut command = match &sealed {
-            Some(copy) => sealed::command(&self.program, copy),
-            None => Command::new(&self.program),
+            Some(copy) => sealed::command(self.program.name(), copy),
+            None => self.program.command(),
         };
         command
             .arg("--root")
@@ -217,7 +254,7 @@ impl Runtime {
 
     fn spawn_error(&self, source: io::Error) -> OciError {
         OciError::Spawn {
-            program: self.program.clone(),
+            program: self.program.name().to_path_buf(),
             source,
         }
     }
@@ -261,10 +298,10 @@ impl Runtime {
         let mut tries = 1;
         while let Err(error) = self.launch_once(&mut call, limit) {
             if let (OciError::Spawn { source, .. }, Some(_)) = (&error, call.sealed.take()) {
-                if let (Some(sealer), Some(path)) = (&self.sealer, find_program(&self.program)) {
+                if let (Some(sealer), Some(path)) = (&self.sealer, self.program.path()) {
                     sealer.refuse(&path, source);
                 }
-                call.command = sealed::plain(&self.program, &call.command);
+                call.command = sealed::plain(self.program.name(), &call.command);
                 stdio
                     .attach(&mut call.command)
                     .map_err(|source| self.spawn_error(source))?;
@@ -406,6 +443,7 @@ impl Runtime {
         paths: &ImagePaths,
         options: &CheckpointOptions,
     ) -> Result<(), OciError> {
+        self.can_checkpoint()?;
         let mut call = self.call("checkpoint");
         let command = &mut call.command;
         command.arg("--image-path").arg(&paths.images);
@@ -435,6 +473,7 @@ impl Runtime {
         stdio: Stdio3,
         inherited: Vec<OwnedFd>,
     ) -> Result<i32, OciError> {
+        self.can_restore()?;
         let pid_file = self.pid_file("init");
         let mut call = self.call("restore");
         let command = &mut call.command;
@@ -443,7 +482,11 @@ impl Runtime {
         command.arg("--pid-file").arg(&pid_file);
         command.arg("--image-path").arg(&paths.images);
         command.arg("--work-path").arg(&paths.work);
-        command.args(["--detach", "--no-subreaper"]);
+        command.arg("--detach");
+        if self.driver().dialect == Dialect::Runc {
+            // crun never is one.
+            command.arg("--no-subreaper");
+        }
         if let Some(socket) = console {
             command.arg("--console-socket").arg(socket);
         }

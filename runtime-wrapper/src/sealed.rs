@@ -20,8 +20,6 @@ use std::{
     sync::Arc,
 };
 
-use crate::program::find_program;
-
 /// Has sealed copies of programs.
 pub trait Sealer: Send + Sync {
     /// One of what is at this path now, if it is to be had at once. What is given can
@@ -55,11 +53,6 @@ pub(crate) fn plain(program: &Path, sealed: &Command) -> Command {
         command.current_dir(dir);
     }
     command
-}
-
-/// The copy that a sealer has of a program that is named as for [`Command`].
-pub(crate) fn copy_of(program: &Path, sealer: &dyn Sealer) -> Option<Arc<OwnedFd>> {
-    sealer.sealed(&find_program(program)?)
 }
 
 #[cfg(test)]

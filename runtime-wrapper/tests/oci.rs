@@ -11,6 +11,7 @@ use std::{
 };
 
 use crab_runtime::{
+    driver::Program,
     hooks,
     oci::{Runtime, Stdio3},
     reaper::Reaper,
@@ -38,7 +39,7 @@ fn failing(dir: &Path, times: usize, reason: &str, reaper: &Reaper) -> Runtime {
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     Runtime {
-        program,
+        program: Program::File(program),
         root: dir.to_path_buf(),
         id: "c1".into(),
         bundle: dir.to_path_buf(),
@@ -124,7 +125,7 @@ fn where_the_sealed_copy_does_not_run_the_program_itself_does() {
         ..Stdio3::default()
     };
     assert_eq!(runtime.create(None, stdio).unwrap(), 42);
-    assert_eq!(*holder.refused.lock().unwrap(), [runtime.program]);
+    assert_eq!(*holder.refused.lock().unwrap(), [runtime.program.name()]);
     // No end of it is left open here.
     assert_eq!(io::read_to_string(read).unwrap(), "");
 }

@@ -14,6 +14,8 @@ BUILD_TOOLS=(
     "llvm-strip llvm"
     "/usr/include/bpf/bpf_helpers.h libbpf-dev"
     "/usr/include/linux/bpf.h linux-libc-dev"
+    # the built-in OCI runtime: headers, and the archive
+    "/usr/include/seccomp.h libseccomp-dev"
     # the testbed
     "debootstrap debootstrap"
     "losetup mount"

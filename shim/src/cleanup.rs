@@ -20,6 +20,7 @@ use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{
     cgroup::Cgroup,
+    driver::Program,
     hooks,
     mount::unmount_all,
     netns,
@@ -61,7 +62,8 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
     }
     // Gone if the shim has done all this before it ended, which is how it mostly ends.
     if let Some(program) = note(RUNTIME_FILE) {
-        end_container(args, &bundle, program.into(), &image_dirs)?;
+        let program = Program::named(Some(Path::new(&program)));
+        end_container(args, &bundle, program, &image_dirs)?;
     }
     unmount_all(&bundle.join("rootfs"))?;
     netns::remove(&run_dir.join("netns"))?;
@@ -97,7 +99,7 @@ fn init_of(bundle: &Path) -> Option<i32> {
 fn end_container(
     args: &Args,
     bundle: &Path,
-    program: PathBuf,
+    program: Program,
     image_dirs: &[PathBuf],
 ) -> Result<()> {
     let reaper = Reaper::start().context("become a subreaper")?;

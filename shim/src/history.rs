@@ -18,6 +18,7 @@ use crab_runtime::{
     criu,
     files::{Index, Scanner},
     mount::MountRequest,
+    oci::Runtime,
     overlay::OverlayMount,
 };
 use crab_store::{
@@ -187,6 +188,16 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
     }
 }
 
+/// Whether the runtime can bring back what a checkpoint holds.
+pub(crate) fn can_restore(runtime: &Runtime, manifest: &Manifest) -> Result<()> {
+    if manifest.processes.is_some() {
+        runtime
+            .can_restore()
+            .with_context(|| format!("the checkpoint of turn {} holds processes", manifest.turn))?;
+    }
+    Ok(())
+}
+
 /// Puts the files of a checkpoint in place and its process image ready.
 fn grant(
     container: &Container,
@@ -198,6 +209,7 @@ fn grant(
     let Some(manifest) = sandbox.manifest(request.checkpoint)? else {
         bail!("its checkpoint {} is gone", request.checkpoint);
     };
+    can_restore(&container.runtime, &manifest)?;
     let reader = sandbox.reader(&manifest)?;
     let images = stage_processes(
         &manifest,

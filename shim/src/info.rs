@@ -2,15 +2,13 @@
 //! What containerd 2.x asks a runtime about itself (`-info`): name, version, its options
 //! back, and what the OCI runtime can do.
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{path::Path, process::Stdio};
 
 use containerd_shim_protos::{
     protobuf::{Message, MessageField, well_known_types::any::Any},
     types::introspection::{RuntimeInfo, RuntimeVersion},
 };
+use crab_runtime::driver::Program;
 use serde_json::Value;
 
 use crate::options::RuntimeOptions;
@@ -18,15 +16,16 @@ use crate::options::RuntimeOptions;
 /// How Go's typeurl names the OCI features structure.
 const FEATURES: &str = "types.containerd.io/opencontainers/runtime-spec/1/features/Features";
 
-/// The answer. `input` is what came on standard input: the options, or nothing.
-pub(crate) fn info(input: &[u8], default_runtime: &Path) -> RuntimeInfo {
+/// The answer. `input` is what came on standard input: the options, or nothing;
+/// `configured` is the runtime where they name none.
+pub(crate) fn info(input: &[u8], configured: Option<&Path>) -> RuntimeInfo {
     let options = Any::parse_from_bytes(input)
         .ok()
         .filter(|any| !any.type_url.is_empty());
-    let program = RuntimeOptions::of_request(options.as_ref())
+    let named = RuntimeOptions::of_request(options.as_ref())
         .ok()
         .and_then(|options| options.program());
-    let features = features(program.as_deref().unwrap_or(default_runtime));
+    let features = features(&Program::named(named.as_deref().or(configured)));
     RuntimeInfo {
         name: "io.containerd.crab.v1".into(),
         version: MessageField::some(RuntimeVersion {
@@ -40,8 +39,9 @@ pub(crate) fn info(input: &[u8], default_runtime: &Path) -> RuntimeInfo {
 }
 
 /// What the runtime says of itself; nothing if it does not.
-fn features(program: &Path) -> Option<Any> {
-    let said = Command::new(program)
+fn features(program: &Program) -> Option<Any> {
+    let said = program
+        .command()
         .arg("features")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
@@ -67,9 +67,9 @@ mod tests {
             ..Default::default()
         };
         let input = options.write_to_bytes().unwrap();
-        let said = info(&input, Path::new("/no/such/runtime"));
+        let said = info(&input, Some(Path::new("/no/such/runtime")));
         assert_eq!(said.options.as_ref(), Some(&options));
         assert!(said.features.is_none());
-        assert!(info(b"", Path::new("/bin/true")).features.is_none());
+        assert!(info(b"", Some(Path::new("/bin/true"))).features.is_none());
     }
 }

@@ -6,6 +6,8 @@
 //!            --ttrpc-->  serve    Task service (v2 and v3), Sandbox service
 //!            --delete--> cleanup  after a shim that died
 //! ```
+//! Run by itself, it is the built-in OCI runtime ([`crab_runtime::builtin`]).
+//!
 //! [`task`] translates containerd's calls, [`sandbox`] carries them out, [`container`]
 //! holds the states, [`turns`] the turns with their checkpoints ([`decide`],
 //! [`capture`], [`publish`]) and [`rollback`].
@@ -66,6 +68,9 @@ use options::RuntimeOptions;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
+    if let Some(status) = crab_runtime::builtin::run_if_asked() {
+        return status;
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -85,7 +90,7 @@ fn run() -> Result<()> {
         }
         Action::Info => {
             let (config, _) = Config::load_or_default();
-            let info = info::info(&read_input()?, &config.runtime.binary);
+            let info = info::info(&read_input()?, config.runtime.binary.as_deref());
             write_out(&info.write_to_bytes()?)
         }
         Action::Start => {

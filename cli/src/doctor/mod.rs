@@ -56,7 +56,7 @@ async fn checks(store: Option<PathBuf>) -> Vec<Check> {
     };
     let mut checks = vec![user(rustix::process::geteuid().as_raw())];
     checks.extend(kernel::checks());
-    checks.push(runtime::check(&config.runtime.binary, &path).await);
+    checks.push(runtime::check(config.runtime.binary.as_deref(), &path).await);
     let release = kernel::release();
     checks.push(criu::check(config.runtime.criu.as_deref(), &path, &release).await);
     checks.extend(containerd::checks(containerd.as_ref()).await);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The OCI runtime that the configuration names.
+//! The OCI runtime that the configuration names, or that there is.
 
 use std::path::Path;
+
+use crab_config::BUILT_IN;
 
 use super::{
     check::Check,
@@ -15,7 +17,15 @@ const NAME: &str = "runtime";
 /// The oldest runc whose options are known.
 const OLDEST_RUNC: Version = Version(1, 1);
 
-pub(crate) async fn check(configured: &Path, path: &SearchPath) -> Check {
+pub(crate) async fn check(configured: Option<&Path>, path: &SearchPath) -> Check {
+    let configured = match configured {
+        Some(name) if name == Path::new(BUILT_IN) => return built_in("by the configuration"),
+        Some(name) => name,
+        None if path.find(Path::new("runc")).is_none() => {
+            return built_in(&format!("as there is no runc on {path}"));
+        }
+        None => Path::new("runc"),
+    };
     let install = format!(
         "install {} (Debian, Ubuntu: apt-get install runc), or name another as runtime.binary in the configuration",
         configured.display()
@@ -33,6 +43,15 @@ pub(crate) async fn check(configured: &Path, path: &SearchPath) -> Check {
         ),
         Err(why) => Check::fail(NAME, why, install),
     }
+}
+
+/// It runs, and is less than what one may expect.
+fn built_in(why: &str) -> Check {
+    Check::warn(
+        NAME,
+        format!("the built-in runtime, {why}: processes cannot be kept"),
+        "install runc (Debian, Ubuntu: apt-get install runc)",
+    )
 }
 
 /// By what `--version` printed: `runc version 1.1.15`, `crun version 1.21` with a line
@@ -76,8 +95,17 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_is_not_there_is_said_with_where_it_was_looked_for() {
-        let check = check(Path::new("runc"), &SearchPath::new("/no/such/dir")).await;
-        assert_eq!(check.verdict, Verdict::Fail);
-        assert_eq!(check.found, "runc is not found on /no/such/dir");
+        let nowhere = SearchPath::new("/no/such/dir");
+        let named = check(Some(Path::new("crun")), &nowhere).await;
+        assert_eq!(named.verdict, Verdict::Fail);
+        assert_eq!(named.found, "crun is not found on /no/such/dir");
+        let none = check(None, &nowhere).await;
+        assert_eq!(none.verdict, Verdict::Warn);
+        assert_eq!(
+            none.found,
+            "the built-in runtime, as there is no runc on /no/such/dir: processes cannot be kept"
+        );
+        let chosen = check(Some(Path::new(BUILT_IN)), &nowhere).await;
+        assert_eq!(chosen.verdict, Verdict::Warn);
     }
 }

@@ -27,8 +27,10 @@ pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
 const SHARED_PROCESSES: &str = "its process namespace is shared with its pod or the host: a restore could not have its process ids back";
 
 impl Capture {
-    /// The host's CRIU, if it is sound: looked at once, and again when it is another.
+    /// The host's CRIU, if the runtime can ask it and it is sound: both are looked at
+    /// once, and again when they are others.
     pub(super) fn criu(&self) -> Result<Criu, String> {
+        self.container.runtime.driver().process_images()?;
         let host = &self.container.host;
         let program = host.config.runtime.criu.clone();
         let program = program.unwrap_or_else(|| PathBuf::from("criu"));

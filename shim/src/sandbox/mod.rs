@@ -25,12 +25,13 @@ use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{
     cgroup::Cgroup,
+    driver::Program,
     mount::{MountRequest, mount_request, unmount_all},
     netns,
     oci::Runtime,
     reaper::Reaper,
 };
-use crab_store::SandboxId;
+use crab_store::{Manifest, SandboxId};
 
 pub(crate) use self::start::{KILL_LIMIT, Launch, Launched, Restore};
 use crate::{
@@ -144,7 +145,8 @@ impl Container {
         let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);
         let run_dir = paths::sandbox_dir(&config.run_dir, &host.namespace, &req.id);
         let netns = bundle.wants_own_netns().then(|| run_dir.join("netns"));
-        let program = options.program();
+        let named = options.program();
+        let program = Program::named(named.as_deref().or(config.runtime.binary.as_deref()));
         let criu = match options.criu_path.as_str() {
             "" => config.runtime.criu.clone(),
             path => Some(path.into()),
@@ -154,7 +156,7 @@ impl Container {
             root => Path::new(root),
         };
         let runtime = Runtime {
-            program: program.unwrap_or_else(|| config.runtime.binary.clone()),
+            program,
             root: root.join(&host.namespace),
             id: req.id.clone(),
             bundle: bundle.dir().to_path_buf(),
@@ -232,12 +234,16 @@ impl Container {
                 options: m.options.clone(),
             })
             .collect();
+        let from_images = !req.checkpoint.is_empty();
         let mut beginning = blocking(move || {
+            if from_images {
+                this.runtime.can_restore()?;
+            }
             this.prepare(&mounts)?;
             history::open(&this, &mounts)
         })
         .await?;
-        if !req.checkpoint.is_empty() {
+        if from_images {
             beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
         }
         let tracer = Arc::new(Tracer::new(self.host.clone(), self.id.to_string()));
@@ -301,7 +307,7 @@ impl Container {
         self.options.keep(self.bundle.dir())?;
         fs::write(
             self.bundle.dir().join(RUNTIME_FILE),
-            self.runtime.program.as_os_str().as_encoded_bytes(),
+            self.runtime.program.name().as_os_str().as_encoded_bytes(),
         )?;
         fs::write(
             self.bundle.dir().join(RUNTIME_ROOT_FILE),
@@ -392,6 +398,13 @@ impl Container {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// Whether the runtime can bring back what a checkpoint holds.
+    pub(crate) async fn restorable(&self, manifest: &Manifest) -> Result<()> {
+        let runtime = self.runtime.clone();
+        let manifest = manifest.clone();
+        blocking(move || history::can_restore(&runtime, &manifest)).await
     }
 
     /// The turns of this container; set from Create on.

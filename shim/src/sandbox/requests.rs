@@ -184,6 +184,7 @@ impl Container {
         let cgroup = self.cgroup().context("the container has no cgroup")?;
         let limit = self.config.runtime.freeze_timeout();
         blocking(move || {
+            runtime.can_checkpoint()?;
             fs::create_dir_all(&work)?;
             let paths = ImagePaths { images, work };
             // Ours, so that a dump that fails leaves nothing frozen.

@@ -153,7 +153,7 @@ impl Task {
             class: record.class,
             degraded: taken.degraded,
             spec: self.container.bundle.original().to_vec(),
-            runtime: self.container.runtime.program.display().to_string(),
+            runtime: self.container.runtime.program.name().display().to_string(),
             parent: history.version.clone(),
             roots: capture.root_trees(),
             tmpfs_images: capture.tmpfs_images.clone(),

@@ -61,7 +61,8 @@ impl Task {
             Err(reason) => bail!("{reason}"),
         };
         // Refused before anything is touched.
-        store.checkpoint_of(turn)?;
+        let wanted = store.checkpoint_of(turn)?;
+        self.container.restorable(&wanted).await?;
         let now = self.secure().await?;
         let manifest = store.checkpoint_of(turn)?;
         let from = match &self.history {
