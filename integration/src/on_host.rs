@@ -37,6 +37,11 @@ impl Sandbox {
         Path::new("/var/lib/crab/sandboxes").join(self.sandbox_id())
     }
 
+    /// Where its shim keeps what lives no longer than it.
+    pub fn run_dir(&self) -> PathBuf {
+        Path::new("/run/crab/sandboxes").join(self.sandbox_id())
+    }
+
     /// Where an image of its processes is written.
     pub fn staging(&self) -> PathBuf {
         Path::new("/run/crab/staging").join(self.sandbox_id())

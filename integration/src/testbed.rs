@@ -17,6 +17,7 @@ use crate::{
     client::Client,
     command::{Output, Tool},
     crab::Crab,
+    driver::Driver,
     events::Events,
 };
 
@@ -41,6 +42,7 @@ pub enum CgroupMode {
 #[derive(Clone, Copy, Debug)]
 pub struct Testbed {
     cgroup: CgroupMode,
+    driver: Driver,
 }
 
 impl Testbed {
@@ -57,7 +59,8 @@ impl Testbed {
         if !rustix::process::geteuid().is_root() {
             bail!("only root can drive the test host");
         }
-        Ok(Self { cgroup })
+        let driver = Driver::of_this_run()?;
+        Ok(Self { cgroup, driver })
     }
 
     /// For tests that stop or change what others need: one of them at a time in this
@@ -66,6 +69,11 @@ impl Testbed {
         static ALONE: Mutex<()> = Mutex::new(());
         // One that failed has left its guards' work done.
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The OCI runtime that Crab drives here.
+    pub fn driver(&self) -> Driver {
+        self.driver
     }
 
     /// How cgroups are laid out here.

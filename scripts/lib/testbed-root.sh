@@ -10,7 +10,7 @@
 ROOT_VERSION=1
 ROOT_PACKAGES=(
     # what is tested against
-    containerd runc crun criu docker.io docker-cli tini
+    containerd runc crun criu libcriu2 docker.io docker-cli tini
     # what CRIU, Docker and the tests call
     ca-certificates iproute2 iptables nftables procps psmisc attr acl e2fsprogs kmod libcap2-bin
     # what the CRI and nerdctl call, and where critest has its images from

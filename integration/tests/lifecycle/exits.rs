@@ -3,7 +3,9 @@
 //! How a program ended reaches the client.
 
 use anyhow::Result;
-use crab_integration::{BUSYBOX, Census, Client, RunOptions, State, Testbed, poll, processes};
+use crab_integration::{
+    BUSYBOX, Census, Client, Driver, RunOptions, State, Testbed, poll, processes,
+};
 
 use crate::{LIMIT, shell, status_of_init};
 
@@ -55,9 +57,11 @@ fn a_program_that_is_missing_is_said_and_leaves_nothing() -> Result<()> {
         let before = Census::take()?;
         let said = client.run_rm(BUSYBOX, RunOptions::new().args(["/no/such/program"]))?;
         // What the clients make of it, as under containerd's own shim.
-        let (of_run, of_exec) = match client {
-            Client::Docker => (127, 126),
-            Client::Ctr { .. } => (1, 1),
+        let (of_run, of_exec) = match (client, testbed.driver()) {
+            // It writes "No such file", and Docker looks for "no such file".
+            (Client::Docker, Driver::Crun) => (125, 126),
+            (Client::Docker, _) => (127, 126),
+            (Client::Ctr { .. }, _) => (1, 1),
         };
         assert_eq!(said.status, of_run, "{}: {}", client.name(), said.stderr);
         assert!(said.stderr.contains("/no/such/program"), "{}", said.stderr);
