@@ -151,13 +151,13 @@ fn a_start_does_not_wait_for_a_crabd_that_is_only_coming() -> Result<()> {
     let crab = testbed.crab();
     let ctr = testbed.ctr();
     let go = Path::new("/run/let-crabd-go");
-    let held_back = Swapped::wrapped(processes::CRABD_PATH, |real| {
-        format!(
-            "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.02; done\nexec {} \"$@\"\n",
-            go.display(),
-            real.display()
-        )
-    })?;
+    // It becomes the real one, which is in its place again by then.
+    let script = format!(
+        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.02; done\nexec {} \"$@\"\n",
+        go.display(),
+        processes::CRABD_PATH
+    );
+    let held_back = Swapped::with(processes::CRABD_PATH, &script)?;
     if processes::crabd().is_some() {
         processes::kill_crabd()?;
     }
@@ -169,10 +169,10 @@ fn a_start_does_not_wait_for_a_crabd_that_is_only_coming() -> Result<()> {
     poll("the file is there", LIMIT, || {
         Ok(sandbox.root()?.join("root/early").exists().then_some(()))
     })?;
+    drop(held_back);
     fs::write(go, "")?;
     let (_, turn) = crab.turn(&sandbox, &["ls", "/"])?;
     assert_eq!(changed(&turn), ["/root/early"], "{turn:?}");
-    drop(held_back);
     crab.wait_until_observed(&sandbox)?;
     fs::remove_file(go)?;
     Ok(())
