@@ -72,6 +72,7 @@ fn head(line: &str) -> Option<Option<(usize, usize)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn only_files_that_nobody_wrote_to_are_let_go_of() {
@@ -97,16 +98,53 @@ Anonymous:             0 kB
         assert_eq!(found, [(0x1000, 0x2000), (0x7000, 0x8000)]);
     }
 
-    #[test]
-    fn a_process_that_let_go_runs_on_and_holds_less() {
-        let resident = || -> u64 {
-            let statm = fs::read_to_string("/proc/self/statm").unwrap();
-            statm.split(' ').nth(2).unwrap().parse().unwrap()
+    /// A page of each, in a mapping that no other test touches.
+    fn mapped(file: &fs::File, writable: bool) -> *mut u8 {
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping, of a file that lives as long as the test.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                protection,
+                libc::MAP_PRIVATE,
+                file.as_raw_fd(),
+                0,
+            )
         };
-        let text = format!("{:?}", std::time::SystemTime::now());
-        let before = resident();
+        assert_ne!(at, libc::MAP_FAILED);
+        at.cast()
+    }
+
+    fn is_resident(at: *mut u8) -> bool {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let begin = format!("{:x}-", at as usize);
+        let lines = smaps.lines().skip_while(|line| !line.starts_with(&begin));
+        let rss = lines.skip(1).find(|line| line.starts_with("Rss:")).unwrap();
+        !rss.split_whitespace().eq(["Rss:", "0", "kB"])
+    }
+
+    #[test]
+    fn pages_of_files_go_and_come_back_and_what_was_written_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, [7; 4096]).unwrap();
+        let file = fs::File::open(&path).unwrap();
+        let read = mapped(&file, false);
+        let written = mapped(&file, true);
+        // SAFETY: both are mapped, one of them to be written to.
+        unsafe {
+            assert_eq!(read.read_volatile(), 7);
+            written.write_volatile(8);
+        }
+        assert!(is_resident(read) && is_resident(written));
         let_go();
-        assert!(resident() < before, "{before} pages of files were mapped");
-        assert!(!text.is_empty());
+        assert!(!is_resident(read));
+        assert!(is_resident(written));
+        // SAFETY: they still are.
+        unsafe {
+            assert_eq!(read.read_volatile(), 7);
+            assert_eq!(written.read_volatile(), 8);
+        }
     }
 }
