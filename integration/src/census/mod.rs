@@ -39,7 +39,7 @@ const SHARED: [&str; 7] = [
     "staging",
 ];
 /// And more of that kind: the daemons' directories, Crab's caches, crabd's files.
-const KEPT: [&str; 12] = [
+const KEPT: [&str; 13] = [
     "/run/containerd/fifo",
     "/run/containerd/runc",
     "/run/containerd/s",
@@ -47,6 +47,7 @@ const KEPT: [&str; 12] = [
     "/run/crab/crabd.lock",
     "/run/crab/crabd.log",
     "/run/crab/crabd.sock",
+    "/run/crab/programs.sock",
     "/run/docker/containerd",
     "/run/docker/runtime-runc",
     // The CRI makes it for its first pod, and mounts it on itself.

@@ -44,6 +44,7 @@ pub(crate) struct Plan {
     pub(crate) rounds: usize,
     pub(crate) sandboxes: usize,
     pub(crate) cycles: usize,
+    pub(crate) critest: bool,
 }
 
 impl Default for Plan {
@@ -52,6 +53,7 @@ impl Default for Plan {
             rounds: 40,
             sandboxes: 50,
             cycles: 500,
+            critest: true,
         }
     }
 }
@@ -72,6 +74,8 @@ pub(crate) struct Measured {
     pub(crate) cycles: usize,
     /// What these left, one line each.
     pub(crate) left: Vec<String>,
+    /// Specs of critest that fail under Crab and pass under the stock shim.
+    pub(crate) critest_only_here: Vec<String>,
 }
 
 /// The same of both.
@@ -152,6 +156,7 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
         sandboxes: plan.sandboxes,
         cycles: plan.cycles,
         left: Vec::new(),
+        critest_only_here: Vec::new(),
     };
     // They stay: crabd is up from here on, as on a host with sandboxes.
     let crab = ctr.run(BUSYBOX, RunOptions::new())?;
@@ -179,7 +184,37 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
     measured.left = cycles.leaks(plan.cycles, plan.sandboxes)?;
     let leaks = measured.left.len() as f64;
     measured.figures.insert("leaks", leaks);
+    if plan.critest {
+        critest(testbed, &mut measured)?;
+    }
     Ok(measured)
+}
+
+/// No figure where critest could not be built.
+fn critest(testbed: &Testbed, measured: &mut Measured) -> Result<()> {
+    let Some(stock) = testbed.critest(Runtime::Stock, None)? else {
+        eprintln!("critest is not there: no figure critest_only_here");
+        return Ok(());
+    };
+    let crab = testbed
+        .critest(Runtime::Crab, None)?
+        .context("critest was there for the stock shim")?;
+    for (shim, report) in [("stock", &stock), ("crab", &crab)] {
+        eprintln!(
+            "critest, {shim}: {} passed, {} failed, {} skipped, {:.0} s",
+            report.passed.len(),
+            report.failed.len(),
+            report.skipped.len(),
+            report.took.as_secs_f64()
+        );
+    }
+    let only_here = crab.only_here(&stock);
+    measured.critest_only_here = only_here
+        .map(|(name, why)| format!("{name}: {why}"))
+        .collect();
+    let count = measured.critest_only_here.len() as f64;
+    measured.figures.insert("critest_only_here", count);
+    Ok(())
 }
 
 /// `ctr run --rm ... true`.
@@ -205,21 +240,15 @@ fn exec(sandbox: &Sandbox) -> Result<Duration> {
 /// The Create call alone.
 fn creates(rounds: usize, like: &Sandbox) -> Result<InTurn> {
     let recipe = Recipe::of(like)?;
-    let tokio = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
     let mut number = 0;
     InTurn::measure(rounds, |runtime| {
         number += 1;
-        let id = format!("create-{number}");
-        tokio.block_on(async {
-            let shim = Shim::start(runtime, &recipe, &id).await?;
-            let took = shim.create(&recipe).await;
-            let ended = shim.end().await;
-            // Why there was nothing to end comes first.
-            let took = took?;
-            ended.map(|()| took)
-        })
+        let shim = Shim::start(runtime, &recipe, &format!("create-{number}"))?;
+        let took = shim.create(&recipe);
+        let ended = shim.end();
+        // Why there was nothing to end comes first.
+        let took = took?;
+        ended.map(|()| took)
     })
 }
 

@@ -16,7 +16,7 @@ use crab_integration::Testbed;
 
 use crate::lifecycle::Plan;
 
-const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N]   \
+const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]   \
                      (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -51,6 +51,7 @@ fn run() -> Result<()> {
         };
         match arg.as_str() {
             "--json" => json = true,
+            "--no-critest" => plan.critest = false,
             "--rounds" => plan.rounds = number()?,
             "--sandboxes" => plan.sandboxes = number()?,
             "--cycles" => plan.cycles = number()?,

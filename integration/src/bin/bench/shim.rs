@@ -11,25 +11,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use containerd_shim_protos::{
     api::{
-        CreateTaskRequest, CreateTaskResponse, DeleteRequest, KillRequest, Mount, ShutdownRequest,
-        WaitRequest,
+        CreateTaskRequest, CreateTaskResponse, DeleteRequest, DeleteResponse, Empty, KillRequest,
+        Mount, ShutdownRequest, WaitRequest, WaitResponse,
     },
     protobuf::Message,
 };
-use crab_api::ttrpc::{self, r#async::Client};
-use crab_integration::{Runtime, Sandbox};
+use crab_integration::{Denied, Runtime, Sandbox, ShimClient};
 use serde_json::Value;
-use tokio::time::timeout;
 
 const CONTAINERD: &str = "/run/containerd/containerd.sock";
 const NAMESPACE: &str = "bench";
 /// Where containerd's bundles are: a shim finds there what it may expect of one.
 const BUNDLES: &str = "/run/containerd/io.containerd.runtime.v2.task/bench";
-/// As long as containerd gives a shim.
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// What a container is made of: copied from one that containerd has made.
 pub(crate) struct Recipe {
@@ -71,27 +67,13 @@ pub(crate) struct Shim {
     id: String,
     bundle: PathBuf,
     layers: PathBuf,
-    service: &'static str,
-    client: Client,
+    client: ShimClient,
     /// The shim's log, read by nobody.
     _log: fs::File,
 }
 
-fn socket_of(answer: &str) -> Result<(&'static str, String)> {
-    if let Ok(parameters) = serde_json::from_str::<Value>(answer) {
-        let address = parameters["address"].as_str().unwrap_or_default();
-        let service = match parameters["version"].as_u64() {
-            Some(2) => "containerd.task.v2.Task",
-            _ => "containerd.task.v3.Task",
-        };
-        return Ok((service, address.to_owned()));
-    }
-    ensure!(answer.starts_with("unix://"), "the shim said {answer:?}");
-    Ok(("containerd.task.v2.Task", answer.to_owned()))
-}
-
 impl Shim {
-    pub(crate) async fn start(runtime: Runtime, recipe: &Recipe, id: &str) -> Result<Self> {
+    pub(crate) fn start(runtime: Runtime, recipe: &Recipe, id: &str) -> Result<Self> {
         let bundle = Path::new(BUNDLES).join(id);
         let layers = recipe.layers.join(id);
         for dir in [
@@ -130,29 +112,22 @@ impl Shim {
             let why = String::from_utf8_lossy(&started.stderr);
             bail!("{program} start: {}: {}", started.status, why.trim());
         }
-        let (service, address) = socket_of(&answer)?;
         Ok(Self {
             id: id.to_owned(),
             bundle,
             layers,
-            service,
-            client: crab_api::connect(Path::new(&address)).await?,
+            client: ShimClient::started(&answer)?,
             _log: log,
         })
     }
 
-    async fn call(&self, method: &str, request: &impl Message) -> Result<Vec<u8>> {
-        let mut call = ttrpc::Request::new();
-        call.service = self.service.into();
-        call.method = method.into();
-        call.payload = request.write_to_bytes()?;
-        let answer = timeout(LIMIT, self.client.request(call)).await;
-        let answer = answer.with_context(|| format!("{method}: no answer"))?;
-        Ok(answer.with_context(|| method.to_owned())?.payload)
+    fn call<A: Message>(&self, method: &str, request: &impl Message) -> Result<A> {
+        let denied = |denied: Denied| anyhow!("{method}: {}: {}", denied.code, denied.message);
+        self.client.call(method, request)?.map_err(denied)
     }
 
     /// Create alone, and what it took.
-    pub(crate) async fn create(&self, recipe: &Recipe) -> Result<Duration> {
+    pub(crate) fn create(&self, recipe: &Recipe) -> Result<Duration> {
         let layer = |name: &str| self.layers.join(name).display().to_string();
         let root = Mount {
             type_: "overlay".into(),
@@ -171,15 +146,14 @@ impl Shim {
             ..Default::default()
         };
         let start = Instant::now();
-        let answer = self.call("Create", &request).await?;
+        let created: CreateTaskResponse = self.call("Create", &request)?;
         let took = start.elapsed();
-        let created = CreateTaskResponse::parse_from_bytes(&answer)?;
         ensure!(created.pid > 0, "Create gave no process");
         Ok(took)
     }
 
     /// Kills what was created and removes everything.
-    pub(crate) async fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         let id = &self.id;
         let kill = KillRequest {
             id: id.clone(),
@@ -187,44 +161,27 @@ impl Shim {
             all: true,
             ..Default::default()
         };
-        self.call("Kill", &kill).await?;
+        self.call::<Empty>("Kill", &kill)?;
         let wait = WaitRequest {
             id: id.clone(),
             ..Default::default()
         };
-        self.call("Wait", &wait).await?;
+        self.call::<WaitResponse>("Wait", &wait)?;
         let delete = DeleteRequest {
             id: id.clone(),
             ..Default::default()
         };
-        self.call("Delete", &delete).await?;
+        self.call::<DeleteResponse>("Delete", &delete)?;
         let shutdown = ShutdownRequest {
             id: id.clone(),
             now: true,
             ..Default::default()
         };
         // It may be gone before it has answered.
-        let _ = self.call("Shutdown", &shutdown).await;
+        let _ = self.call::<Empty>("Shutdown", &shutdown);
         for dir in [&self.bundle, &self.layers] {
             fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shim_tells_its_address_bare_or_with_its_version() {
-        let bare = socket_of("unix:///run/s/1").unwrap();
-        assert_eq!(bare, ("containerd.task.v2.Task", "unix:///run/s/1".into()));
-        let told = socket_of(r#"{"version":3,"address":"unix:///run/s/2","protocol":"ttrpc"}"#);
-        assert_eq!(
-            told.unwrap(),
-            ("containerd.task.v3.Task", "unix:///run/s/2".into())
-        );
-        assert!(socket_of("what?").is_err());
     }
 }
