@@ -60,6 +60,14 @@ pub enum CgroupError {
     },
 }
 
+/// When v1's freezer has not frozen everything in this time, it may never: a thread in
+/// execve waits, and does not freeze, for its fellows to die, who are frozen already and do
+/// not (`de_thread` in the kernel; `runc init` does so right after each exec has started).
+/// Thawed for a moment, they die. runc's own freezer does the same.
+const STUCK: Duration = Duration::from_millis(20);
+/// The moment.
+const LET_GO: Duration = Duration::from_millis(5);
+
 fn read(path: &Path) -> Result<String, CgroupError> {
     fs::read_to_string(path).map_err(|source| CgroupError::Io {
         verb: "read",
@@ -221,6 +229,7 @@ impl Cgroup {
     fn reach(&self, frozen: bool, limit: Duration) -> Result<(), CgroupError> {
         let start = Instant::now();
         let mut pause = Duration::from_micros(50);
+        let mut since_thaw = start;
         self.request(frozen)?;
         while self.is_frozen()? != frozen {
             if start.elapsed() > limit {
@@ -233,6 +242,11 @@ impl Cgroup {
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(2));
             if self.freezer.is_some() {
+                if frozen && since_thaw.elapsed() > STUCK {
+                    self.request(false)?;
+                    thread::sleep(LET_GO);
+                    since_thaw = Instant::now();
+                }
                 // v1 goes to FREEZING and stays there if a task was in the
                 // middle of a fork; writing again makes it look again.
                 self.request(frozen)?;
