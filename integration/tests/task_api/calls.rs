@@ -252,7 +252,11 @@ impl Transcript {
     ) -> Result<()> {
         let said = match answer? {
             Ok(yes) => format!("ok {}", show(yes)),
-            Err(no) => no.code,
+            Err(no) => {
+                // Shown where the test fails.
+                println!("{what}: {}", no.message);
+                no.code
+            }
         };
         self.0.push(format!("{what}: {}", said.trim()));
         Ok(())
