@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Output on its way from a process to its client; once the client is gone, to nowhere.
+//!
+//! A client that deletes a process takes leave in two steps: what the process has written by
+//! then is still delivered, as nobody else sees to it that a file or a log driver gets all;
+//! but a client that stalls is not waited for.
 
-use std::{io, sync::Arc};
+use std::{io, os::fd::AsFd, sync::Arc};
 
 use tokio::{net::unix::pipe, sync::watch};
 
@@ -10,38 +14,62 @@ use crate::{
     terminal::Terminal,
 };
 
+/// How far a client has taken leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Leave {
+    Here,
+    /// It wants what there is, and nothing that comes later.
+    Going,
+    Gone,
+}
+
+/// A relay's hold on its client, whom it counts for.
+pub(crate) struct Attached(Arc<Client>);
+
+impl Attached {
+    pub(crate) fn new(client: Arc<Client>) -> Self {
+        client.relays().send_modify(|count| *count += 1);
+        Self(client)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.relays().send_modify(|count| *count -= 1);
+    }
+}
+
 /// Where output goes until the client is gone; then nowhere, and the client's FIFOs
 /// are let go.
 struct Outlet {
-    client: Option<Arc<Client>>,
-    gone: watch::Receiver<bool>,
+    client: Option<Attached>,
+    leave: watch::Receiver<Leave>,
     to_stderr: bool,
     /// The client was not to be reached; said once.
     failed: bool,
 }
 
 impl Outlet {
-    fn new(client: Arc<Client>, to_stderr: bool) -> Self {
+    fn new(client: Attached, to_stderr: bool) -> Self {
         Self {
-            gone: client.gone(),
+            leave: client.0.leave(),
             client: Some(client),
             to_stderr,
             failed: false,
         }
     }
 
-    /// Ends when the client is gone; never if it was before.
-    async fn closed(&mut self) {
+    /// Ends when the client begins to take leave; never if it is gone.
+    async fn going(&mut self) {
         if self.client.is_some() {
-            let _ = self.gone.wait_for(|gone| *gone).await;
-            self.client = None;
+            let _ = self.leave.wait_for(|leave| *leave != Leave::Here).await;
         } else {
             std::future::pending().await
         }
     }
 
     async fn deliver(&mut self, data: &[u8]) {
-        let Some(client) = self.client.clone() else {
+        let Some(client) = self.client.as_ref().map(|client| client.0.clone()) else {
             return;
         };
         tokio::select! {
@@ -52,12 +80,24 @@ impl Outlet {
                     tracing::warn!(%error, "output is dropped");
                 }
             }
-            () = self.closed() => {}
+            _ = self.leave.wait_for(|leave| *leave == Leave::Gone) => self.client = None,
+        }
+    }
+
+    /// Delivers what there is, and lets the client go. Past what the runtime knows to be
+    /// readable: what was written just now may not have been noticed.
+    async fn deliver_rest(&mut self, fd: impl AsFd, buffer: &mut [u8]) {
+        while self.client.is_some() {
+            match rustix::io::read(&fd, &mut *buffer) {
+                Ok(count @ 1..) => self.deliver(&buffer[..count]).await,
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) | Err(_) => self.client = None,
+            }
         }
     }
 }
 
-pub(crate) async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_stderr: bool) {
+pub(crate) async fn relay_output(pipe: pipe::Receiver, client: Attached, to_stderr: bool) {
     let mut outlet = Outlet::new(client, to_stderr);
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -67,7 +107,10 @@ pub(crate) async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_s
                     return;
                 }
             }
-            () = outlet.closed() => continue,
+            () = outlet.going() => {
+                outlet.deliver_rest(&pipe, &mut buffer).await;
+                continue;
+            }
         }
         match pipe.try_read(&mut buffer) {
             Ok(0) => return,
@@ -78,7 +121,7 @@ pub(crate) async fn relay_output(pipe: pipe::Receiver, client: Arc<Client>, to_s
     }
 }
 
-pub(crate) async fn relay_terminal(terminal: Arc<Terminal>, client: Arc<Client>) {
+pub(crate) async fn relay_terminal(terminal: Arc<Terminal>, client: Attached) {
     let mut outlet = Outlet::new(client, false);
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -88,7 +131,7 @@ pub(crate) async fn relay_terminal(terminal: Arc<Terminal>, client: Arc<Client>)
                 Ok(0) | Err(_) => return,
                 Ok(count) => outlet.deliver(&buffer[..count]).await,
             },
-            () = outlet.closed() => {}
+            () = outlet.going() => outlet.deliver_rest(terminal.master(), &mut buffer).await,
         }
     }
 }

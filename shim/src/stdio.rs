@@ -22,6 +22,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -34,17 +35,22 @@ use tokio::{
     net::unix::pipe,
     sync::{Mutex, OnceCell, watch},
     task::JoinHandle,
+    time::timeout,
 };
 
 use crate::{
     log_driver::LogDriver,
-    relay::{relay_output, relay_terminal},
+    relay::{Attached, Leave, relay_output, relay_terminal},
     sink::{Sink, Target, write_pipe},
     terminal::Terminal,
 };
 
 /// Size of one read from a pipe, in bytes.
 pub(crate) const CHUNK: usize = 32 * 1024;
+
+/// How long a delete waits for a client to take what a process has written. The Go shim's
+/// waits for ten seconds, also where something in the background still has the output.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Where a client wants a process's stdio, as it said so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,8 +118,10 @@ pub(crate) struct Client {
     paths: StdioPaths,
     owner: Owner,
     outputs: OnceCell<Outputs>,
-    /// The client has deleted the process.
-    gone: watch::Sender<bool>,
+    /// Whether the client has deleted the process.
+    leave: watch::Sender<Leave>,
+    /// How many relays have output for it.
+    relays: watch::Sender<usize>,
     input: Input,
 }
 
@@ -153,7 +161,8 @@ impl Client {
             paths,
             owner,
             outputs: OnceCell::new(),
-            gone: watch::Sender::new(false),
+            leave: watch::Sender::new(Leave::Here),
+            relays: watch::Sender::new(0),
             input: Input {
                 sink: Arc::default(),
                 pump: std::sync::Mutex::new(pump),
@@ -210,8 +219,9 @@ impl Client {
 
     /// Relays output until its end.
     pub(crate) fn relay(self: &Arc<Self>, output: ProcessOutput) {
-        tokio::spawn(relay_output(output.stdout, self.clone(), false));
-        tokio::spawn(relay_output(output.stderr, self.clone(), true));
+        for (pipe, to_stderr) in [(output.stdout, false), (output.stderr, true)] {
+            tokio::spawn(relay_output(pipe, Attached::new(self.clone()), to_stderr));
+        }
     }
 
     /// Writes output where the client wants it.
@@ -224,8 +234,13 @@ impl Client {
     }
 
     /// Tells when nothing more is to be written.
-    pub(crate) fn gone(&self) -> watch::Receiver<bool> {
-        self.gone.subscribe()
+    pub(crate) fn leave(&self) -> watch::Receiver<Leave> {
+        self.leave.subscribe()
+    }
+
+    /// Counts the relays.
+    pub(crate) fn relays(&self) -> &watch::Sender<usize> {
+        &self.relays
     }
 
     /// Gives a pipe to the user whom the client names (IoUid, IoGid): a process that is not
@@ -247,7 +262,10 @@ impl Client {
         let terminal = Arc::new(Terminal::new(master)?);
         self.attach_input(InputSink::Terminal(terminal.clone()))
             .await;
-        tokio::spawn(relay_terminal(terminal.clone(), self.clone()));
+        tokio::spawn(relay_terminal(
+            terminal.clone(),
+            Attached::new(self.clone()),
+        ));
         Ok(terminal)
     }
 
@@ -315,10 +333,14 @@ impl Client {
         keep_open.take();
     }
 
-    /// The process is deleted: nothing more is written to the client.
-    pub(crate) fn detach(&self) {
-        self.gone.send_replace(true);
+    /// The process is deleted: what it has written so far is, and nothing more, unless the
+    /// client stalls.
+    pub(crate) async fn take_leave(&self) {
         self.stop_input();
+        self.leave.send_replace(Leave::Going);
+        let mut relays = self.relays.subscribe();
+        let _ = timeout(DRAIN_LIMIT, relays.wait_for(|count| *count == 0)).await;
+        self.leave.send_replace(Leave::Gone);
     }
 
     /// The process has ended: nobody reads its stdin.

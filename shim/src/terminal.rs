@@ -50,6 +50,11 @@ impl Terminal {
         Ok(())
     }
 
+    /// The master, which does not block.
+    pub(crate) fn master(&self) -> &OwnedFd {
+        self.master.get_ref()
+    }
+
     /// Sets the window's size, in characters.
     pub(crate) fn resize(&self, columns: u16, rows: u16) -> io::Result<()> {
         rustix::termios::tcsetwinsize(

@@ -5,7 +5,9 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{Client, RunOptions, Sandbox, Testbed, Tool};
+use crab_integration::{Client, RunOptions, Sandbox, Testbed, Tool, poll};
+
+use crate::LIMIT;
 
 /// What has to be the same before and after.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,7 +85,13 @@ impl Identity {
             })
             .collect();
         mounts.sort();
-        let environment = fs::read(format!("/proc/{pid}/environ"))?;
+        // Start is over before runc's own init has become the program.
+        let environment = poll("the init runs its program", LIMIT, || {
+            let environment = fs::read(format!("/proc/{pid}/environ"))?;
+            let of_runc = environment.split(|b| *b == 0);
+            let mut of_runc = of_runc.filter(|one| one.starts_with(b"_LIBCONTAINER_"));
+            Ok(of_runc.next().is_none().then_some(environment))
+        })?;
         let inspected = match sandbox.client() {
             Client::Docker => {
                 let format = "{{.Id}} {{.State.StartedAt}} {{.State.Status}} {{.RestartCount}} \

@@ -237,6 +237,61 @@ fn a_file_is_appended_to_and_made_with_its_directories() -> Result<()> {
 }
 
 #[test]
+fn a_terminal_and_one_stream_alone_may_go_to_a_file() -> Result<()> {
+    let testbed = Testbed::here()?;
+    // The other shim takes neither.
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let shim = Calls::of(&sandbox)?;
+    let dir = Scratch::new()?;
+    let run = |exec: &str, terminal: bool, streams: [&str; 2]| -> Result<()> {
+        let mut request = shim.exec_request(exec, &["sh", "-c", "echo out; echo err >&2"]);
+        request.terminal = terminal;
+        let uri = |name: &str| match name {
+            "" => String::new(),
+            name => format!("file://{}/{name}", dir.path().display()),
+        };
+        [request.stdout, request.stderr] = streams.map(uri);
+        shim.exec(&request)?.map_err(denied)?;
+        shim.start(exec)?.map_err(denied)?;
+        shim.wait(exec)?.map_err(denied)?;
+        shim.delete(exec)?.map_err(denied)?;
+        Ok(())
+    };
+    let wrote = |name: &str, text: &str| {
+        poll(&format!("{name} is whole"), LIMIT, || {
+            Ok((fs::read_to_string(dir.path().join(name))? == text).then_some(()))
+        })
+    };
+    run("t", true, ["terminal", ""])?;
+    wrote("terminal", "out\r\nerr\r\n")?;
+    run("e", false, ["", "only-err"])?;
+    wrote("only-err", "err\n")?;
+    run("o", false, ["only-out", ""])?;
+    wrote("only-out", "out\n")
+}
+
+#[test]
+fn when_a_process_is_deleted_all_of_its_output_is_written() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let shim = Calls::of(&sandbox)?;
+    let dir = Scratch::new()?;
+    for n in 0..20 {
+        let file = dir.path().join(format!("log{n}"));
+        // As much as a pipe holds, and one who goes on holding it.
+        let script = "sleep 1000 & head -c 60000 /dev/zero";
+        let mut request = shim.exec_request("x", &["sh", "-c", script]);
+        request.stdout = format!("file://{}", file.display());
+        shim.exec(&request)?.map_err(denied)?;
+        shim.start("x")?.map_err(denied)?;
+        shim.wait("x")?.map_err(denied)?;
+        shim.delete("x")?.map_err(denied)?;
+        assert_eq!(fs::metadata(&file)?.len(), 60000);
+    }
+    Ok(())
+}
+
+#[test]
 fn a_rollback_keeps_the_log_driver() -> Result<()> {
     let testbed = Testbed::here()?;
     let crab = testbed.crab();

@@ -247,6 +247,12 @@ impl Processes {
         }
     }
 
+    /// The client of a process, for as long as there may be output for it.
+    pub(crate) fn client(&self, exec: &str) -> Option<Arc<Client>> {
+        let client = self.with(exec, |p| p.client.clone().or_else(|| p.draining.upgrade()));
+        client.ok()?
+    }
+
     /// Takes a process out that has stopped or never started. Tells its pid, and its exit
     /// if there was one.
     pub(crate) fn delete(&self, exec: &str) -> Result<(i32, Option<Exit>), StateError> {
@@ -261,12 +267,7 @@ impl Processes {
             // Whoever deletes the container deletes what was exec'd in it.
             table.retain(|id, _| id == INIT);
         }
-        if let Some(process) = table.remove(exec)
-            && let Some(client) = process.client.or_else(|| process.draining.upgrade())
-        {
-            // Nobody reads any more; what runs on is drained into nothing.
-            client.detach();
-        }
+        table.remove(exec);
         // As the Go shim: an exec's end is told by its exit alone.
         if exec == INIT {
             self.publisher.publish(Event::Delete(events::TaskDelete {

@@ -81,14 +81,18 @@ impl Container {
 
     /// Removes a process that has ended; with the init goes the container.
     pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Option<Exit>)> {
+        let client = self.processes.client(exec);
         let driver = self.processes.driver_ended(exec);
         let gone = if exec == INIT {
             self.delete_container().await?
         } else {
             self.processes.delete(exec)?
         };
+        // Whoever reads the log next finds all of it.
+        if let Some(client) = client {
+            client.take_leave().await;
+        }
         if let Some(mut driver) = driver {
-            // Whoever reads the log next finds all of it.
             let _ = driver.wait_for(|ended| *ended).await;
         }
         Ok(gone)
