@@ -21,8 +21,11 @@ use thiserror::Error;
 use crate::holder::Holder;
 
 /// For how long a lock may be held by one that does not answer: one that is
-/// loading its programs, or on its way out.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// loading its programs, which takes seconds on a busy host, or on its way out.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// For how long one that was told to end may take to.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
 pub(crate) enum EndpointError {
@@ -112,7 +115,7 @@ pub(crate) fn elect(socket: &Path, claim: Claim) -> Result<Election, EndpointErr
                     holder
                         .signal(signal)
                         .map_err(|source| at("end the holder of", &path, source))?;
-                    next_signal = Instant::now() + PATIENCE;
+                    next_signal = Instant::now() + FAREWELL;
                     start = next_signal;
                 }
             }

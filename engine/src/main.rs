@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod cgroups;
 mod check;
 mod daemon;
 mod endpoint;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   inherited cgroup --claim--> sandbox --drop, shim's death--> given up
-//!        \--nobody claims it in time--------------------------/
+//!        \--nobody claims it in time, and it is empty---------/
 //! ```
 //!
 //! Pure: takes a clock, says which cgroups to give up, and leaves the kernel
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use crab_bpf::CgroupId;
 
-/// For how long a watch that a predecessor made waits for its shim.
+/// How often it is seen whether a watch that a predecessor made still has something to
+/// watch. Its shim claims it with its next turn, which may be long after.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
 /// Something whose death ends a watch.
@@ -28,7 +29,7 @@ pub(crate) trait Liveness {
 pub(crate) enum Gone {
     /// The sandbox's shim is dead.
     ShimDied { sandbox: String },
-    /// A predecessor's watch that no shim renewed.
+    /// A predecessor's watch that no shim renewed, of a cgroup without processes.
     Unclaimed,
 }
 
@@ -84,8 +85,13 @@ impl<S: Liveness> Registry<S> {
         self.sandboxes.len() + self.unclaimed.len()
     }
 
-    /// Gives up what nobody stands for any more.
-    pub(crate) fn sweep(&mut self, now: Instant) -> Vec<(CgroupId, Gone)> {
+    /// Gives up what nobody stands for any more. `populated` tells which of some cgroups
+    /// have processes.
+    pub(crate) fn sweep(
+        &mut self,
+        now: Instant,
+        populated: impl FnOnce(&BTreeSet<CgroupId>) -> BTreeSet<CgroupId>,
+    ) -> Vec<(CgroupId, Gone)> {
         let mut gone = Vec::new();
         self.sandboxes.retain(|sandbox, entry| {
             let lives = entry.shim.lives();
@@ -95,9 +101,14 @@ impl<S: Liveness> Registry<S> {
             }
             lives
         });
-        if now >= self.unclaimed_until {
-            let unclaimed = std::mem::take(&mut self.unclaimed);
+        if now >= self.unclaimed_until && !self.unclaimed.is_empty() {
+            let living = populated(&self.unclaimed);
+            let (kept, unclaimed): (BTreeSet<_>, BTreeSet<_>) = std::mem::take(&mut self.unclaimed)
+                .into_iter()
+                .partition(|cgroup| living.contains(cgroup));
             gone.extend(unclaimed.into_iter().map(|c| (c, Gone::Unclaimed)));
+            self.unclaimed = kept;
+            self.unclaimed_until = now + GRACE;
         }
         if self.len() > 0 || !gone.is_empty() {
             self.used(now);
@@ -137,6 +148,10 @@ mod tests {
         }
     }
 
+    fn none(_: &BTreeSet<CgroupId>) -> BTreeSet<CgroupId> {
+        BTreeSet::new()
+    }
+
     const A: CgroupId = CgroupId(1);
     const B: CgroupId = CgroupId(2);
 
@@ -147,23 +162,38 @@ mod tests {
         let (one, two) = (Life::new(), Life::new());
         registry.claim("ns/one", A, one.clone());
         registry.claim("ns/two", B, two);
-        assert_eq!(registry.sweep(now), []);
+        assert_eq!(registry.sweep(now, none), []);
         one.0.set(false);
         let sandbox = "ns/one".to_owned();
-        assert_eq!(registry.sweep(now), [(A, Gone::ShimDied { sandbox })]);
+        assert_eq!(registry.sweep(now, none), [(A, Gone::ShimDied { sandbox })]);
         assert_eq!(registry.cgroup("ns/one"), None);
         assert_eq!(registry.cgroup("ns/two"), Some(B));
+    }
+
+    #[test]
+    fn an_inherited_watch_lasts_as_long_as_there_is_something_to_watch() {
+        let now = Instant::now();
+        let mut registry = Registry::<Life>::new([A, B], now);
+        let late = now + GRACE;
+        assert_eq!(registry.sweep(late, |_| [A].into()), [(B, Gone::Unclaimed)]);
+        // Looked at again only after a while.
+        assert_eq!(registry.sweep(late, |_| unreachable!()), []);
+        let later = late + GRACE;
+        assert_eq!(registry.sweep(later, |_| [A].into()), []);
+        assert_eq!(registry.claim("ns/one", A, Life::new()), None);
+        assert_eq!(registry.sweep(later + GRACE, |_| unreachable!()), []);
+        assert_eq!(registry.cgroup("ns/one"), Some(A));
     }
 
     #[test]
     fn an_inherited_watch_waits_for_its_shim_but_not_for_ever() {
         let now = Instant::now();
         let mut registry = Registry::new([A, B], now);
-        assert_eq!(registry.sweep(now), []);
+        assert_eq!(registry.sweep(now, none), []);
         assert_eq!(registry.claim("ns/one", A, Life::new()), None);
         let late = now + GRACE;
-        assert_eq!(registry.sweep(late), [(B, Gone::Unclaimed)]);
-        assert_eq!(registry.sweep(late), []);
+        assert_eq!(registry.sweep(late, none), [(B, Gone::Unclaimed)]);
+        assert_eq!(registry.sweep(late, none), []);
         assert_eq!(registry.cgroup("ns/one"), Some(A));
     }
 
@@ -192,7 +222,7 @@ mod tests {
         let mut registry = Registry::new([A], now);
         let later = now + GRACE;
         assert_eq!(registry.idle(later), None);
-        registry.sweep(later);
+        registry.sweep(later, none);
         assert_eq!(registry.idle(later), Some(Duration::ZERO));
         registry.claim("ns/one", A, Life::new());
         assert_eq!(registry.idle(later + GRACE), None);

@@ -13,6 +13,7 @@ use crab_bpf::{
 use thiserror::Error;
 use tracing::{error, info, warn};
 
+use crate::cgroups;
 use crate::registry::{Gone, Registry};
 use crate::shim::{Shim, ShimError};
 
@@ -191,12 +192,14 @@ impl State {
         {
             error!("{reason}");
         }
-        for (cgroup, why) in self.registry.sweep(now) {
+        for (cgroup, why) in self.registry.sweep(now, cgroups::populated) {
             match why {
                 Gone::ShimDied { sandbox } => {
                     info!(sandbox, %cgroup, "no longer watching: its shim died");
                 }
-                Gone::Unclaimed => info!(%cgroup, "no longer watching: no shim renewed it"),
+                Gone::Unclaimed => {
+                    info!(%cgroup, "no longer watching: no shim renewed it, and it is empty")
+                }
             }
             self.counting.give_up(cgroup);
         }
