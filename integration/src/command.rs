@@ -17,6 +17,8 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 
+use crate::testbed::patient;
+
 /// How long a command may take unless something else is said.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a command that has ended may take to let go of its output. What it
@@ -122,7 +124,7 @@ impl Tool {
             stderr: collect(child.stderr.take()),
             child,
             started: Instant::now(),
-            limit: self.limit,
+            limit: patient(self.limit),
         })
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     client::{Client, Runtime, unique},
     command::{Output, Running, Tool},
-    testbed::poll,
+    testbed::{patient, poll},
 };
 
 /// How long a container may take to come up, stop or go.
@@ -302,7 +302,7 @@ impl Sandbox {
                 Ok(())
             }
             Client::Ctr { .. } => {
-                let deadline = Instant::now() + LIMIT;
+                let deadline = Instant::now() + patient(LIMIT);
                 while self.state()? != State::Gone {
                     self.client
                         .tool(["task", "rm", "-f", &self.id])

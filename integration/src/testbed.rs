@@ -179,9 +179,16 @@ pub fn skip(why: &str) -> Result<()> {
     Ok(())
 }
 
+/// A time limit, on a host that may be slower by far than the machines that it is meant
+/// for: `CRAB_TEST_PATIENCE` says how many times.
+pub(crate) fn patient(limit: Duration) -> Duration {
+    let times = env::var("CRAB_TEST_PATIENCE").ok();
+    limit * times.and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// Waits for something that lasts for some milliseconds only.
 pub fn catch(what: &str, limit: Duration, mut is_now: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + patient(limit);
     while !is_now() {
         if Instant::now() > deadline {
             bail!("{what} was not seen within {limit:?}");
@@ -197,7 +204,7 @@ pub fn poll<T>(
     limit: Duration,
     mut ask: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + patient(limit);
     loop {
         // The last question is asked after the deadline.
         let late = Instant::now() >= deadline;

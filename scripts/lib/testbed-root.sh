@@ -39,7 +39,7 @@ root_ensure() {
 
 # root_build DIR PACKAGE...: the caller holds the build lock.
 root_build() {
-    local dir=$1 tmp=$1.tmp log=$CACHE/debootstrap.log mirror script
+    local dir=$1 tmp=$1.tmp log=$1.log mirror script
     shift
     note "making a $SUITE root in $dir (about a minute)"
     tool_ensure debootstrap debootstrap
@@ -82,6 +82,7 @@ CFG
     mkdir -p "$tmp"/{src,.old} "$tmp"/usr/share/crab-testbed/images "$tmp"/usr/local/lib/crab-testbed "$tmp"/var/lib/{containerd,docker,crab}
     chmod 700 "$tmp/var/lib/crab"
     mv -T "$tmp" "$dir"
+    rm -f "$log"
     BUILT=1
 }
 
@@ -122,11 +123,14 @@ package_install() {
 
 # Removes what was made for this suite from an older recipe, unless some testbed runs.
 cache_prune() {
-    local path
+    local path clients vm vmroot
+    # This run may have needed neither.
+    clients=$CACHE/clients-$(clients_key) vm=$CACHE/vm-$SUITE-$(vm_key)
+    vmroot=$CACHE/vmroot-$SUITE-$(vm_root_key)
     if flock -n "$CACHE_LOCK"; then
-        for path in "$CACHE"/{root,images,state}-"$SUITE"-* "$CACHE"/clients-*; do
+        for path in "$CACHE"/{root,images,state,vm,vmroot}-"$SUITE"-* "$CACHE"/clients-*; do
             case $path in
-                "$ROOT" | "$IMAGES" | "$STATE" | "$CLIENTS") ;;
+                "$ROOT" | "$IMAGES" | "$STATE" | "$clients" | "$vm" | "$vmroot") ;;
                 *) rm -rf --one-file-system "$path" ;;
             esac
         done

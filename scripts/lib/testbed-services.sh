@@ -104,6 +104,17 @@ fill_registry() {
     ctr -n critest image rm $names >/dev/null
 }
 
+# In a machine of its own they are systemd's.
+unit() {
+    [ -d /run/systemd/system ] || return 1
+    case $1 in
+        containerd) UNITS=(containerd.service) ;;
+        # A question to its socket would start it again.
+        dockerd) UNITS=(docker.socket docker.service) ;;
+        *) return 1 ;;
+    esac
+}
+
 launch() {
     # shellcheck disable=SC2016 # expanded by the inner shell
     # The score keeps the kernel's OOM killer off the daemons, as their units do.
@@ -113,6 +124,11 @@ launch() {
 
 start() {
     if answers "$1"; then return 0; fi
+    if unit "$1"; then
+        systemctl reset-failed "${UNITS[@]}"
+        systemctl start "${UNITS[@]}" || die "$1 does not start, see its journal"
+        return
+    fi
     rm -f "$PIDS/$1.pid"
     case $1 in
         containerd)
@@ -154,6 +170,12 @@ CFG
 
 stop() {
     local pid signal=$2
+    if unit "$1"; then
+        [ "$signal" = TERM ] || systemctl kill --kill-whom=main -s "$signal" "${UNITS[-1]}"
+        # Also keeps one that was killed from being started again.
+        systemctl stop "${UNITS[@]}"
+        return
+    fi
     running "$1" || return 0
     read -r pid <"$PIDS/$1.pid"
     kill "-$signal" "$pid"
