@@ -55,18 +55,15 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     // Counting is worth more than a setting, as with the shims.
-    let (config, wrong) = match Config::load() {
-        Ok(config) => (config, None),
-        Err(error) => (Config::default(), Some(error)),
-    };
+    let (config, fault) = Config::load_or_default();
     let filter = EnvFilter::try_new(arguments.log(&config)).context("read the log filter")?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
-    if let Some(error) = wrong {
-        error!("{error}; using the defaults");
+    if let Some(fault) = fault {
+        error!("the default configuration is in force: {fault}");
     }
     // The starter's directory may be on a file system that wants unmounting.
     std::env::set_current_dir("/").context("change to /")?;

@@ -94,6 +94,25 @@ impl Host {
         self.children.len() - 1
     }
 
+    /// Starts one with a configuration and waits until it serves; gives what it logged.
+    fn log_with(&mut self, config: &str) -> String {
+        let file = self.directory.path().join("config.toml");
+        fs::write(&file, config).unwrap();
+        let mut command = self.command(0);
+        command.env("CRAB_CONFIG", &file).stderr(Stdio::piped());
+        self.children.push(command.spawn().unwrap());
+        let crabd = self.children.len() - 1;
+        self.until("crabd serves", |host| {
+            std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+        });
+        self.signal(crabd, Signal::TERM);
+        let mut log = String::new();
+        let mut stderr = self.children[crabd].stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut log).unwrap();
+        self.ends(crabd);
+        log
+    }
+
     fn until(&self, what: &str, true_now: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !true_now(self) {
@@ -488,4 +507,22 @@ fn a_check_tells_what_would_count_and_leaves_nothing() {
     assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
     // The one that runs is as it was.
     assert_eq!(Client::new(&host).status().programs, "tp_btf");
+}
+
+#[test]
+fn a_broken_configuration_is_said_once_and_crabd_serves() {
+    let Some(mut host) = Host::new() else {
+        return;
+    };
+    let log = host.log_with("log_level = 'loud'\n\nstorr = '/a'\n");
+    let of: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+    let [line] = of[..] else {
+        panic!("{log}");
+    };
+    let says = |text: &str| assert!(line.contains(text), "{line}");
+    says("the default configuration is in force: cannot use the configuration ");
+    says("config.toml:1: log_level");
+    says("line 3: there is no setting");
+    let quiet = host.log_with("log_level = 'error'\n");
+    assert_eq!(quiet, "");
 }
