@@ -7,6 +7,10 @@ use std::io::{self, Write};
 use anyhow::{Result, ensure};
 use crab_integration::{Runtime, Testbed, critest::Report};
 
+/// Parts of the names of specs that are skipped unless the handler's features are known:
+/// containerd 2.0 to 2.2 asks only the shim called `io.containerd.runc.v2` for them.
+const UNASKED: [&str; 2] = ["UserNamespaces", "recursive readonly mount"];
+
 /// Past the harness, which shows what a test prints only when it fails.
 fn print(runtime: Runtime, report: &Report) -> Result<()> {
     let mut out = io::stdout().lock();
@@ -39,7 +43,15 @@ fn no_spec_fails_under_crab_that_passes_under_runc() -> Result<()> {
     print(Runtime::Crab, &crab)?;
     // Both have run, and what they have run is the same.
     ensure!(stock.passed.len() > 70, "hardly any spec passes under runc");
-    assert_eq!(stock.skipped, crab.skipped);
+    let unasked = |name: &&String| UNASKED.iter().any(|part| name.contains(part));
+    let skipped: Vec<_> = crab.skipped.difference(&stock.skipped).collect();
+    for name in &skipped {
+        writeln!(io::stdout(), "  skipped only under crab: {name}")?;
+    }
+    ensure!(
+        skipped.iter().all(unasked),
+        "skipped only under crab: {skipped:#?}"
+    );
     let only_here: Vec<_> = crab.only_here(&stock).collect();
     ensure!(only_here.is_empty(), "only under crab: {only_here:#?}");
     Ok(())
