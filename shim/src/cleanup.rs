@@ -16,8 +16,6 @@ use containerd_shim_protos::{
     api::DeleteResponse,
     protobuf::{Message, MessageField},
 };
-use crab_api::paths;
-use crab_config::Config;
 use crab_runtime::{
     cgroup::Cgroup,
     driver::Program,
@@ -28,12 +26,11 @@ use crab_runtime::{
     orphans,
     reaper::{Exit, Reaper},
 };
-use crab_store::SandboxId;
 
 use crate::{
     args::Args,
     bundle::ORIGINAL,
-    capture::staging_dirs,
+    directories::Directories,
     exit_note,
     options::RuntimeOptions,
     sandbox::{KILL_LIMIT, RUNTIME_FILE, RUNTIME_ROOT_FILE},
@@ -50,24 +47,20 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         Some(bundle) => bundle.clone(),
         None => std::env::current_dir().context("find the bundle")?,
     };
-    let (config, fault) = Config::load_or_default();
-    if let Some(fault) = fault {
-        eprintln!("containerd-shim-crab-v1: the default configuration is in force: {fault}");
-    }
     let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
-    let run_dir = paths::sandbox_dir(&config.run_dir, &args.namespace, &args.id);
-    let mut image_dirs = vec![run_dir.clone()];
-    if let Ok(id) = SandboxId::new(&args.namespace, &args.id) {
-        image_dirs.extend(staging_dirs(&config, &id));
-    }
+    let directories = Directories::of_bundle(&bundle);
+    let netns = directories.as_ref().map(Directories::netns);
+    let dirs: Vec<PathBuf> = directories.into_iter().flat_map(Directories::all).collect();
     // Gone if the shim has done all this before it ended, which is how it mostly ends.
     if let Some(program) = note(RUNTIME_FILE) {
         let program = Program::named(Some(Path::new(&program)));
-        end_container(args, &bundle, program, &image_dirs)?;
+        end_container(args, &bundle, program, &dirs)?;
     }
     unmount_all(&bundle.join("rootfs"))?;
-    netns::remove(&run_dir.join("netns"))?;
-    for dir in image_dirs {
+    if let Some(netns) = netns {
+        netns::remove(&netns)?;
+    }
+    for dir in dirs {
         let _ = fs::remove_dir_all(dir);
     }
     if let Some(address) = note(ADDRESS_FILE) {

@@ -21,6 +21,7 @@ mod container;
 mod containers;
 mod control;
 mod decide;
+mod directories;
 mod exit_note;
 mod history;
 mod idle;

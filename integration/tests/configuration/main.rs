@@ -3,6 +3,7 @@
 //! What can be configured, by whom, and that a mistake costs no container.
 
 mod annotations;
+mod elsewhere;
 mod samples;
 
 use std::time::Duration;

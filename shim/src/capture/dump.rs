@@ -4,23 +4,17 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use crab_config::Config;
 use crab_runtime::{
     criu::{self, Criu},
     oci::ImagePaths,
     procs::Set,
 };
-use crab_store::{ProcessEntry, SandboxId, command_line};
+use crab_store::{ProcessEntry, command_line};
 
 use super::Capture;
-use crate::{container::INIT, sandbox::make_private_dir, turns::criu_options};
-
-/// Where CRIU writes a sandbox's images, in memory or on disk, until they are in
-/// the store.
-pub(crate) fn staging_dirs(config: &Config, id: &SandboxId) -> [PathBuf; 2] {
-    [config.staging_dir(), config.store.join("staging")]
-        .map(|base| base.join(id.namespace()).join(id.id()))
-}
+use crate::{
+    container::INIT, directories::Directories, sandbox::make_private_dir, turns::criu_options,
+};
 
 /// Why the processes of some containers are not imaged. A restore needs each process
 /// id again, and in a shared namespace somebody else may have it by then.
@@ -77,7 +71,7 @@ impl Capture {
         let config = &container.config;
         // In memory, as the sandbox stands still meanwhile; but not at the price of
         // the host's.
-        let [memory, disk] = staging_dirs(config, &container.id);
+        let Directories { memory, disk, .. } = container.directories();
         let dir = if set.image_bytes() <= config.checkpoints.staging_bytes {
             memory
         } else {

@@ -40,7 +40,6 @@ use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage};
 use tokio::runtime::Handle;
 
 use self::dump::entries;
-pub(crate) use self::dump::staging_dirs;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},

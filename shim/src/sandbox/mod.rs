@@ -36,8 +36,8 @@ use crab_store::{Manifest, SandboxId};
 pub(crate) use self::start::{KILL_LIMIT, Launch, Launched, Restore};
 use crate::{
     bundle::Bundle,
-    capture::staging_dirs,
     container::{INIT, Phase, Process, Processes},
+    directories::Directories,
     history::{self, Beginning, Images},
     oom::{OomWatch, OomWatcher},
     options::RuntimeOptions,
@@ -143,8 +143,8 @@ impl Container {
             .map_err(|e: crab_store::IdError| CreateFailure::Argument(e.into()))?;
         let bundle = Bundle::open(Path::new(&req.bundle)).map_err(CreateFailure::Argument)?;
         let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);
-        let run_dir = paths::sandbox_dir(&config.run_dir, &host.namespace, &req.id);
-        let netns = bundle.wants_own_netns().then(|| run_dir.join("netns"));
+        let directories = Directories::of(&config, &id);
+        let netns = bundle.wants_own_netns().then(|| directories.netns());
         let named = options.program();
         let program = Program::named(named.as_deref().or(config.runtime.binary.as_deref()));
         let criu = match options.criu_path.as_str() {
@@ -189,7 +189,7 @@ impl Container {
             processes: Arc::new(Processes::new(req.id.clone(), host.publisher.clone())),
             options,
             stdio_owner: owner,
-            run_dir,
+            run_dir: directories.run,
             netns,
             cgroup: Mutex::default(),
             groups: Mutex::default(),
@@ -297,13 +297,14 @@ impl Container {
 
     /// Everything that must be there before the runtime is called.
     fn prepare(&self, mounts: &[MountRequest]) -> Result<()> {
+        // For `delete`, which is told nothing but the bundle.
+        self.directories().keep(self.bundle.dir())?;
         make_private_dir(&self.run_dir)?;
         fs::create_dir_all(&self.runtime.root)
             .with_context(|| format!("make {}", self.runtime.root.display()))?;
         let address =
             paths::sandbox_address(&self.config.run_dir, self.id.namespace(), self.id.id());
         fs::write(address, &self.host.address).context("write the shim's address for crab")?;
-        // For `delete`, which is told nothing but the bundle.
         self.options.keep(self.bundle.dir())?;
         fs::write(
             self.bundle.dir().join(RUNTIME_FILE),
@@ -323,6 +324,11 @@ impl Container {
         Ok(())
     }
 
+    /// What is on the host because of it.
+    pub(crate) fn directories(&self) -> Directories {
+        Directories::of(&self.config, &self.id)
+    }
+
     /// Writes what the runtime reads; `again` after a rollback.
     pub(crate) fn write_config(&self, again: bool) -> Result<()> {
         self.bundle.write_config(self.netns.as_deref(), again)
@@ -340,13 +346,14 @@ impl Container {
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
         }
-        for dir in staging_dirs(&self.config, &self.id) {
+        let Directories { run, memory, disk } = self.directories();
+        for dir in [memory, disk] {
             // Of a dump that failed half way.
             let _ = fs::remove_dir_all(dir);
         }
-        match fs::remove_dir_all(&self.run_dir) {
+        match fs::remove_dir_all(&run) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("remove {}", self.run_dir.display()));
+                return Err(error).with_context(|| format!("remove {}", run.display()));
             }
             _ => {}
         }
