@@ -258,6 +258,10 @@ impl Cgroup {
     /// Freezes every process of the cgroup, and returns when all are. One that is
     /// frozen already (paused by its user) stays so when the guard is gone.
     ///
+    /// Not between the two halves of a vfork, if it can be helped: the parent waits for
+    /// the child's exec in the kernel, where the freezers take it for frozen, and a
+    /// tracer cannot stop it before that. CRIU would wait for it in vain.
+    ///
     /// # Errors
     /// When they are not all frozen within `limit` (one may be in an
     /// uninterruptible call); then they are thawed again.
@@ -268,7 +272,25 @@ impl Cgroup {
             thaw: !self.is_frozen()?,
         };
         self.reach(true, limit)?;
+        let start = Instant::now();
+        while guard.thaw && start.elapsed() < VFORK_LIMIT && self.is_in_vfork() {
+            self.reach(false, limit)?;
+            // Until the child has had a CPU.
+            thread::sleep(Duration::from_millis(1));
+            self.reach(true, limit)?;
+        }
         Ok(guard)
+    }
+
+    /// Whether a thread of a frozen process waits for its vfork.
+    fn is_in_vfork(&self) -> bool {
+        self.processes()
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok())
+            .flat_map(|threads| threads.flatten())
+            .filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok())
+            .any(|call| is_vfork(&call))
     }
 
     /// Thaws the cgroup, and returns when it is.
@@ -316,6 +338,22 @@ impl Cgroup {
         }
     }
 }
+
+/// Whether `/proc/<pid>/syscall` tells of a process that is being made: that blocks only
+/// for a vfork's sake.
+fn is_vfork(call: &str) -> bool {
+    let number = call.split(' ').next().and_then(|word| word.parse().ok());
+    number.is_some_and(|number: libc::c_long| VFORK_CALLS.contains(&number))
+}
+
+#[cfg(target_arch = "x86_64")]
+const VFORK_CALLS: [libc::c_long; 3] = [libc::SYS_vfork, libc::SYS_clone, libc::SYS_clone3];
+#[cfg(not(target_arch = "x86_64"))]
+const VFORK_CALLS: [libc::c_long; 2] = [libc::SYS_clone, libc::SYS_clone3];
+
+/// For how long a better instant to freeze is looked for. A child that takes longer to its
+/// exec hangs in something.
+const VFORK_LIMIT: Duration = Duration::from_millis(100);
 
 fn is_named(directory: &str, id: &str) -> bool {
     directory == id
@@ -379,6 +417,16 @@ mod tests {
         assert_eq!(path_of(table, "freezer").as_deref(), Some("/default/a"));
         assert_eq!(path_of(table, "cpuacct").as_deref(), Some("/c"));
         assert_eq!(path_of(table, "memory"), None);
+    }
+
+    #[test]
+    fn a_vfork_is_known_by_its_call() {
+        let of = |number: libc::c_long| format!("{number} 0x0 0x7ffd 0x7ffe 0x7f00\n");
+        assert!(is_vfork(&of(libc::SYS_clone3)));
+        assert!(!is_vfork(&of(libc::SYS_wait4)));
+        assert!(!is_vfork("running\n"));
+        assert!(!is_vfork("-1 0x7ffd 0x7f00\n"));
+        assert!(!is_vfork(""));
     }
 
     #[test]

@@ -14,6 +14,8 @@
 //! * the archive of a tmpfs is replaced where the file image is newer than the
 //!   process image.
 
+mod exchange;
+
 use std::{
     fs::{self, File},
     io,
@@ -25,6 +27,7 @@ use std::{
 use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
 use thiserror::Error;
 
+pub use self::exchange::{lay_out, release_netns};
 use crate::{
     program::find_program,
     reaper::{Limit, Reaper},
@@ -51,7 +54,7 @@ pub enum ImageError {
     /// A file of the directory.
     #[error("{verb} {path}: {source}")]
     Io {
-        /// "read" or "write".
+        /// "read", "write", "link" or "remove".
         verb: &'static str,
         /// The file.
         path: PathBuf,
@@ -147,14 +150,32 @@ pub fn restore_error(work: &Path) -> Option<String> {
 /// The first error is the cause, what follows its consequences: lines such as
 /// `(00.012345) Error (criu/files.c:123): what`.
 fn first_error(log: &Path) -> Option<String> {
-    let text = fs::read_to_string(log).ok()?;
-    text.lines().find_map(|line| {
-        let (_, rest) = line.split_once("Error (")?;
-        let (_, what) = rest.split_once("): ")?;
+    // It may hold names that are not UTF-8.
+    let text = fs::read(log).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let mut errors = text
+        .lines()
+        .filter_map(|line| {
+            let (_, rest) = line.split_once("Error (")?;
+            let (_, what) = rest.split_once("): ")?;
+            Some(what.trim())
+        })
         // Refused by machines without CAP_SYS_RESOURCE, and harmless.
-        (!what.contains("RLIMIT")).then(|| what.trim().to_string())
-    })
+        .filter(|what| !what.contains("RLIMIT"))
+        .peekable();
+    let first = errors.peek().copied()?;
+    // What a process died of may be told after its death.
+    let cause = errors.find(|what| !SYMPTOMS.iter().any(|symptom| what.contains(symptom)));
+    Some(cause.unwrap_or(first).to_string())
 }
+
+/// What CRIU says of any failure.
+const SYMPTOMS: [&str; 4] = [
+    "exited, status=",
+    "killed by signal",
+    "Restoring FAILED",
+    "Dumping FAILED",
+];
 
 /// The CRIU of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]

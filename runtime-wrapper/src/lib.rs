@@ -17,6 +17,7 @@
 pub mod builtin;
 mod call;
 pub mod cgroup;
+mod checkpoint_options;
 pub mod criu;
 mod deadline;
 pub mod driver;

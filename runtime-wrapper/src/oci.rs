@@ -20,6 +20,7 @@ use std::{
 
 use thiserror::Error;
 
+pub use crate::checkpoint_options::{CgroupsMode, CheckpointOptions, OptionError};
 use crate::{
     call::{Call, Log, SEAL_TRIES, was_not_sealed},
     deadline::Deadline,
@@ -59,6 +60,14 @@ pub enum OciError {
         /// What it lacks.
         reason: String,
     },
+    /// It has no such option.
+    #[error("{program} does not know {option}; a newer one may")]
+    Unknown {
+        /// The runtime's program.
+        program: PathBuf,
+        /// What was asked for.
+        option: String,
+    },
     /// The program succeeded, but left no pid.
     #[error("{verb} left no process id in {path}: {source}")]
     PidFile {
@@ -74,6 +83,9 @@ pub enum OciError {
 /// For how long CRIU may work on a container: far more than gigabytes of memory
 /// take, but not for ever, because the container stands still meanwhile.
 const CRIU_LIMIT: Duration = Duration::from_secs(120);
+
+/// For how long the runtime may take to print its help.
+const HELP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What a started process has as its stdin, stdout and stderr; none is the
 /// host's `/dev/null`, which CRIU could not dump, but a pipe or a terminal.
@@ -132,36 +144,6 @@ pub struct ImagePaths {
     pub images: PathBuf,
     /// Where CRIU puts its log and its scratch files.
     pub work: PathBuf,
-}
-
-/// What of a container's surroundings a checkpoint may hold or leave out
-/// (`runc checkpoint`'s options, which crun spells in the same way).
-#[derive(Debug, Clone, Default)]
-pub struct CheckpointOptions {
-    /// Leave the container running.
-    pub leave_running: bool,
-    /// Keep established TCP connections.
-    pub tcp_established: bool,
-    /// Allow unix sockets whose other end is outside.
-    pub ext_unix_sk: bool,
-    /// Keep file locks.
-    pub file_locks: bool,
-    /// Allow a terminal whose master is outside.
-    pub shell_job: bool,
-}
-
-impl CheckpointOptions {
-    fn arguments(&self) -> Vec<&'static str> {
-        [
-            (self.tcp_established, "--tcp-established"),
-            (self.ext_unix_sk, "--ext-unix-sk"),
-            (self.file_locks, "--file-locks"),
-            (self.shell_job, "--shell-job"),
-        ]
-        .into_iter()
-        .filter_map(|(wanted, option)| wanted.then_some(option))
-        .collect()
-    }
 }
 
 /// One container as the runtime knows it.
@@ -433,6 +415,37 @@ impl Runtime {
         self.run(call)
     }
 
+    /// Whether the runtime knows a mode of CRIU for cgroups, by its own help: runc before
+    /// 1.2 does not know `ignore`, and says so only once it is asked to dump.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn check_cgroups_mode(&self, mode: CgroupsMode) -> Result<(), OciError> {
+        let mut command = self.program.command();
+        command.args(["checkpoint", "--help"]);
+        let help = self
+            .reaper
+            .answer(&mut command, Limit::after(HELP_LIMIT))
+            .map_err(|e| self.spawn_error(e))?;
+        let help = String::from_utf8_lossy(&help);
+        let known = help
+            .split("manage-cgroups-mode")
+            .nth(1)
+            .is_some_and(|rest| {
+                rest.lines()
+                    .next()
+                    .unwrap_or_default()
+                    .contains(mode.word())
+            });
+        if known {
+            return Ok(());
+        }
+        Err(OciError::Unknown {
+            program: self.program.name().to_path_buf(),
+            option: format!("cgroups mode {}", mode.word()),
+        })
+    }
+
     /// `checkpoint`: a process image by CRIU.
     ///
     /// # Errors
@@ -454,7 +467,9 @@ impl Runtime {
         command.args(options.arguments()).arg(&self.id);
         let mut limit = Limit::after(CRIU_LIMIT);
         let init = fs::read_to_string(self.pid_file("init"));
-        if let Some(init) = init.ok().and_then(|pid| pid.trim().parse().ok()) {
+        if options.leave_running
+            && let Some(init) = init.ok().and_then(|pid| pid.trim().parse().ok())
+        {
             limit = limit.or_end_of(init);
         }
         self.run_within(call, Some(limit))

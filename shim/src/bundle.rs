@@ -33,6 +33,8 @@ pub(crate) struct Bundle {
     own_pidns: bool,
     by_systemd: bool,
     annotations: Annotations,
+    /// Where the cgroup is, if not where the specification says.
+    cgroup: Option<String>,
     original: Vec<u8>,
 }
 
@@ -86,6 +88,7 @@ impl Bundle {
             own_pidns,
             by_systemd,
             annotations: Annotations::of(&original),
+            cgroup: None,
             original,
         })
     }
@@ -152,6 +155,27 @@ impl Bundle {
         Ok(())
     }
 
+    /// The container begins with a checkpoint of another, whose specification it has. What
+    /// would be in that one's cgroup gets one of its own, beside it: runc after 1.2 refuses
+    /// the other's, and earlier ones would have both be limited, counted and frozen as one.
+    pub(crate) fn leave_cgroup_of_another(&mut self, namespace: &str, id: &str) -> Result<()> {
+        let spec: Value = serde_json::from_slice(&self.original)?;
+        // As containerd's client names it.
+        let of_another = spec
+            .pointer("/linux/cgroupsPath")
+            .and_then(Value::as_str)
+            .and_then(|path| {
+                path.strip_prefix('/')?
+                    .strip_prefix(namespace)?
+                    .strip_prefix('/')
+            })
+            .is_some_and(|name| name != id && !name.contains('/'));
+        if of_another {
+            self.cgroup = Some(format!("/{namespace}/{id}"));
+        }
+        Ok(())
+    }
+
     /// Writes the specification for the runtime: with the network namespace
     /// named, without the hooks of the end ([`Self::run_poststop`]), and, where
     /// containers of this bundle ran before, without those that set that namespace up.
@@ -161,6 +185,9 @@ impl Bundle {
             name_netns(&mut spec, path);
         }
         hooks::without_poststop(&mut spec);
+        if let (Some(cgroup), Some(path)) = (&self.cgroup, spec.pointer_mut("/linux/cgroupsPath")) {
+            *path = json!(cgroup);
+        }
         if again {
             drop_network_hooks(&mut spec);
         }
@@ -324,6 +351,26 @@ mod tests {
         assert_eq!(hooks[0]["path"], "/usr/bin/gpu-hook");
         let kept = fs::read(dir.path().join(ORIGINAL)).unwrap();
         assert_eq!(kept, config().to_string().as_bytes());
+    }
+
+    #[test]
+    fn only_the_cgroup_of_another_container_is_left() {
+        for (path, expected) in [
+            ("/default/other", "/default/mine"),
+            ("/default/mine", "/default/mine"),
+            ("/custom/place", "/custom/place"),
+            ("/default/deep/place", "/default/deep/place"),
+            ("system.slice:crab:other", "system.slice:crab:other"),
+        ] {
+            let mut config = config();
+            config["linux"]["cgroupsPath"] = json!(path);
+            let (dir, mut bundle) = bundle(&config);
+            bundle.leave_cgroup_of_another("default", "mine").unwrap();
+            bundle.write_config(None, false).unwrap();
+            let written: Value =
+                serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();
+            assert_eq!(written["linux"]["cgroupsPath"], expected);
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crab_store::{
 };
 
 use crate::{
-    pipes::{SharedPipe, announce},
+    pipes::{self, SharedPipe, announce},
     sandbox::{Container, make_private_dir, unix_ms},
     upper::Replacement,
 };
@@ -40,26 +40,27 @@ const DOCKER: &str = "moby";
 pub(crate) struct Images {
     pub(crate) dir: PathBuf,
     pub(crate) pipes: Vec<SharedPipe>,
-    /// A copy of the store's, of no use once restored from.
-    pub(crate) disposable: bool,
 }
 
 impl Drop for Images {
     fn drop(&mut self) {
-        if self.disposable {
-            let _ = fs::remove_dir_all(&self.dir);
-        }
+        // A copy, of no use once restored from.
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
 impl Images {
-    /// Those that a client has, of which nothing more is known.
-    pub(crate) fn of_client(dir: &Path) -> Self {
-        Self {
-            dir: dir.to_path_buf(),
-            pipes: Vec::new(),
-            disposable: false,
+    /// Those that a client has, laid out anew: what is the client's stays as it is.
+    fn of_client(container: &Container, images: &Path) -> Result<Self> {
+        let dir = container.run_dir.join("client-images");
+        if dir.exists() {
+            fs::remove_dir_all(&dir)?;
         }
+        make_private_dir(&dir)?;
+        criu::lay_out(images, &dir, container.netns.is_some())?;
+        let pipes = pipes::noted(images);
+        announce(&pipes, &dir)?;
+        Ok(Self { dir, pipes })
     }
 }
 
@@ -89,18 +90,28 @@ pub(crate) struct Restored {
 
 /// Opens the history of a container whose root is mounted. Whatever is missing
 /// for checkpoints is a reason, not an error: the container runs without. A restore
-/// that was asked for and cannot be done is an error.
-pub(crate) fn open(container: &Container, mounts: &[MountRequest]) -> Result<Beginning> {
+/// that was asked for and cannot be done is an error, be it by `crab` or with images that
+/// the client has.
+pub(crate) fn open(
+    container: &Container,
+    mounts: &[MountRequest],
+    client: Option<&Path>,
+) -> Result<Beginning> {
     let mut request = None;
-    match begin(container, mounts, &mut request) {
-        Err(error) if request.is_none() => Ok(without(format!("no checkpoints: {error:#}"))),
-        begun => begun,
+    let mut beginning = match begin(container, mounts, client, &mut request) {
+        Err(error) if request.is_none() => without(format!("no checkpoints: {error:#}")),
+        begun => begun?,
+    };
+    if let Some(images) = client {
+        beginning.images = Some(Images::of_client(container, images)?);
     }
+    Ok(beginning)
 }
 
 fn begin(
     container: &Container,
     mounts: &[MountRequest],
+    client: Option<&Path>,
     request: &mut Option<RestoreRequest>,
 ) -> Result<Beginning> {
     let config = &container.config;
@@ -121,6 +132,13 @@ fn begin(
     let store = Store::create(&config.store)?;
     if let Ok(sandbox) = store.sandbox(&container.id) {
         *request = sandbox.restore_request()?;
+        if let (Some(request), Some(images)) = (&request, client) {
+            bail!(
+                "it cannot begin both as at turn {} (crab restore) and with {}",
+                request.turn,
+                images.display()
+            );
+        }
         let upper = overlay.upper.display().to_string();
         if request.is_none() && belongs_to_another(&sandbox, &upper) {
             let kept = store.retire(&container.id)?;
@@ -272,7 +290,6 @@ pub(crate) fn stage_processes(
     Ok(Some(Images {
         dir: dir.to_path_buf(),
         pipes,
-        disposable: true,
     }))
 }
 

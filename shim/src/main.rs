@@ -20,6 +20,7 @@ mod cleanup;
 mod container;
 mod containers;
 mod control;
+mod criu_work;
 mod decide;
 mod directories;
 mod exit_note;

@@ -58,7 +58,8 @@ pub(crate) struct RuntimeOptions {
     pub(crate) criu_path: String,
     #[serde(alias = "SystemdCgroup")]
     pub(crate) systemd_cgroup: bool,
-    /// Where containerd itself puts a checkpoint; nothing for a shim to do.
+    /// The checkpoint to begin with: containerd 1.7 makes a path of its own of it only for
+    /// the runtimes that it knows.
     #[serde(alias = "CriuImagePath")]
     pub(crate) criu_image_path: String,
     /// Where CRIU works when it restores.

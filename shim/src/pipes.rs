@@ -91,12 +91,37 @@ pub(crate) fn announce(shared: &[SharedPipe], images: &Path) -> Result<()> {
     }
     let path = images.join(DESCRIPTORS);
     let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    // It may be a link to what is the client's.
+    fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     let mut names: Vec<String> =
         serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
     names.resize(inherited_fd(0) as usize, String::new());
     names.extend(shared.iter().map(|pipe| format!("pipe:[{}]", pipe.inode)));
     fs::write(&path, serde_json::to_vec(&names)?)
         .with_context(|| format!("write {}", path.display()))
+}
+
+/// What an image that a client keeps notes of its own accord, beside CRIU's files.
+const NOTE: &str = "crab.json";
+
+/// Notes the pipes in an image that is handed over. Other shims do not know the note, and
+/// restore such a pipe with nobody at its other end.
+pub(crate) fn note(shared: &[SharedPipe], images: &Path) -> Result<()> {
+    let path = images.join(NOTE);
+    if shared.is_empty() {
+        // Of an earlier image in the same place.
+        let _ = fs::remove_file(path);
+        return Ok(());
+    }
+    fs::write(&path, serde_json::to_vec(&shared)?)
+        .with_context(|| format!("write {}", path.display()))
+}
+
+/// The pipes that an image notes. It may be another shim's, or a newer Crab's.
+pub(crate) fn noted(images: &Path) -> Vec<SharedPipe> {
+    let note = fs::read(images.join(NOTE)).ok();
+    note.and_then(|text| serde_json::from_slice(&text).ok())
+        .unwrap_or_default()
 }
 
 /// Makes new pipes for those of an image: the container's ends, in order.

@@ -16,7 +16,7 @@ use containerd_shim_protos::{
         StatsResponse, UpdateTaskRequest, WaitRequest, WaitResponse,
     },
     protobuf::{Message, MessageField, well_known_types::any::Any},
-    shim::oci::{CheckpointOptions as ApiCheckpointOptions, ProcessDetails},
+    shim::oci::ProcessDetails,
     shim_async::Task,
 };
 use serde_json::Value;
@@ -238,18 +238,10 @@ impl Task for TaskService {
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, req: CheckpointTaskRequest) -> Result<Empty> {
-        let options = req
-            .options
-            .as_ref()
-            .map(|any| ApiCheckpointOptions::parse_from_bytes(&any.value))
-            .transpose()
-            .map_err(|e| refuse(Code::INVALID_ARGUMENT, e))?
-            .unwrap_or_default();
         self.containers
             .get(&req.id)?
-            .standard_checkpoint(&req.path, &options)
-            .await
-            .map_err(unknown)?;
+            .standard_checkpoint(&req)
+            .await?;
         Ok(Empty::new())
     }
 

@@ -5,6 +5,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
+    cgroup::Cgroup,
     criu::{self, Criu},
     oci::ImagePaths,
     procs::Set,
@@ -13,46 +14,45 @@ use crab_store::{ProcessEntry, command_line};
 
 use super::Capture;
 use crate::{
-    container::INIT, directories::Directories, sandbox::make_private_dir, turns::criu_options,
+    container::INIT,
+    directories::Directories,
+    sandbox::{Container, make_private_dir},
+    turns::criu_options,
 };
 
 /// Why the processes of some containers are not imaged. A restore needs each process
 /// id again, and in a shared namespace somebody else may have it by then.
 const SHARED_PROCESSES: &str = "its process namespace is shared with its pod or the host: a restore could not have its process ids back";
 
-impl Capture {
-    /// The host's CRIU, if the runtime can ask it and it is sound: both are looked at
-    /// once, and again when they are others.
-    pub(super) fn criu(&self) -> Result<Criu, String> {
-        self.container.runtime.driver().process_images()?;
-        let host = &self.container.host;
-        let program = host.config.runtime.criu.clone();
-        let program = program.unwrap_or_else(|| PathBuf::from("criu"));
-        let cache = host.config.run_dir.join("criu.checked");
-        Criu::probe(&program, &cache, &host.reaper)
+/// Whether CRIU can be asked to dump what is in the cgroup, and would do no harm. Found
+/// out before anything is frozen.
+pub(crate) fn can_dump(container: &Container, cgroup: &Cgroup, init: i32) -> Result<Criu, String> {
+    container.runtime.driver().process_images()?;
+    let criu = container.criu()?;
+    // With the init, keep-alive or not: a dump takes it along.
+    let all = Set::of(cgroup, None).map_err(|e| e.to_string())?;
+    if let Some(reason) = all.undumpable(init) {
+        return Err(reason);
     }
+    if !criu.dumps_inet_sockets()
+        && let Some(process) = all.inet_socket()
+    {
+        return Err(format!(
+            "process {} ({}) holds an internet socket, which CRIU {} cannot dump on this kernel; \
+             CRIU 4.2 can",
+            process.pid, process.comm, criu.version
+        ));
+    }
+    Ok(criu)
+}
 
+impl Capture {
     /// Whether CRIU can be asked, and would do no harm.
     pub(super) fn can_dump(&self) -> Result<Criu, String> {
         if !self.container.bundle.has_own_processes() {
             return Err(SHARED_PROCESSES.into());
         }
-        let criu = self.criu()?;
-        // With the init, keep-alive or not: a dump takes it along.
-        let all = Set::of(&self.cgroup, None).map_err(|e| e.to_string())?;
-        if let Some(reason) = all.undumpable(self.init) {
-            return Err(reason);
-        }
-        if !criu.dumps_inet_sockets()
-            && let Some(process) = all.inet_socket()
-        {
-            return Err(format!(
-                "process {} ({}) holds an internet socket, which CRIU {} cannot dump on this kernel; \
-                 CRIU 4.2 can",
-                process.pid, process.comm, criu.version
-            ));
-        }
-        Ok(criu)
+        can_dump(&self.container, &self.cgroup, self.init)
     }
 
     /// What an image lacks, if anything.

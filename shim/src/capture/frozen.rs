@@ -64,7 +64,7 @@ impl Capture {
         let mut half = Half::default();
         if !set.is_empty() && !look.half.needs_image() {
             // Should one be needed after all: whether CRIU is sound is known then.
-            let _ = self.criu();
+            let _ = self.container.criu();
         }
         if look.half.needs_image() {
             // Whatever makes an image impossible is found before the freeze.

@@ -39,6 +39,7 @@ use crab_runtime::{
 use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage};
 use tokio::runtime::Handle;
 
+pub(crate) use self::dump::can_dump;
 use self::dump::entries;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 use crate::{

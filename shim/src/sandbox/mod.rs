@@ -7,6 +7,7 @@
 //!
 //! Every call of the runtime runs on a thread of its own kind; none holds a lock.
 
+mod checkpoint;
 mod requests;
 mod start;
 
@@ -17,7 +18,7 @@ use std::{
     time::SystemTime,
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use containerd_shim_protos::{
     api::CreateTaskRequest, events::task as events, protobuf::MessageField,
 };
@@ -25,6 +26,7 @@ use crab_api::paths;
 use crab_config::Config;
 use crab_runtime::{
     cgroup::Cgroup,
+    criu::Criu,
     driver::Program,
     mount::{MountRequest, mount_request, unmount_all},
     netns,
@@ -38,7 +40,7 @@ use crate::{
     bundle::Bundle,
     container::{INIT, Phase, Process, Processes},
     directories::Directories,
-    history::{self, Beginning, Images},
+    history::{self, Beginning},
     oom::{OomWatch, OomWatcher},
     options::RuntimeOptions,
     overrides,
@@ -129,6 +131,30 @@ pub(crate) async fn blocking<T: Send + 'static>(
         .map_err(|e| anyhow!("a worker thread panicked: {e}"))?
 }
 
+/// The checkpoint that the client wants to begin with: containerd 1.7 hands the path of
+/// the options on as it is, unless the runtime is one of its own.
+fn client_images(req: &CreateTaskRequest, options: &RuntimeOptions) -> Result<Option<PathBuf>> {
+    if !req.parent_checkpoint.is_empty() {
+        bail!(
+            "parent checkpoint {}: an image names its parent itself",
+            req.parent_checkpoint
+        );
+    }
+    let path = match (req.checkpoint.as_str(), options.criu_image_path.as_str()) {
+        ("", "") => return Ok(None),
+        ("", path) | (path, _) => PathBuf::from(path),
+    };
+    let inventory = path.join("inventory.img");
+    fs::metadata(&inventory).with_context(|| {
+        format!(
+            "no checkpoint in {}: {}",
+            path.display(),
+            inventory.display()
+        )
+    })?;
+    Ok(Some(path))
+}
+
 impl Container {
     /// Creates a container: mounts its root, makes its network namespace, and
     /// has the runtime set up everything but its program.
@@ -141,7 +167,13 @@ impl Container {
         let id: SandboxId = format!("{}/{}", host.namespace, req.id)
             .parse()
             .map_err(|e: crab_store::IdError| CreateFailure::Argument(e.into()))?;
-        let bundle = Bundle::open(Path::new(&req.bundle)).map_err(CreateFailure::Argument)?;
+        let mut bundle = Bundle::open(Path::new(&req.bundle)).map_err(CreateFailure::Argument)?;
+        let checkpoint = client_images(&req, &options).map_err(CreateFailure::Argument)?;
+        if checkpoint.is_some() {
+            bundle
+                .leave_cgroup_of_another(&host.namespace, &req.id)
+                .map_err(CreateFailure::Argument)?;
+        }
         let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);
         let directories = Directories::of(&config, &id);
         let netns = bundle.wants_own_netns().then(|| directories.netns());
@@ -201,7 +233,7 @@ impl Container {
             bundle,
             runtime,
         });
-        match container.set_up(&req, &stdio, client).await {
+        match container.set_up(&req, &stdio, client, checkpoint).await {
             Ok(()) => Ok(container),
             Err(error) => {
                 let this = container.clone();
@@ -222,6 +254,7 @@ impl Container {
         req: &CreateTaskRequest,
         paths: &StdioPaths,
         client: Arc<Client>,
+        checkpoint: Option<PathBuf>,
     ) -> Result<()> {
         let this = self.clone();
         let mounts: Vec<MountRequest> = req
@@ -234,18 +267,14 @@ impl Container {
                 options: m.options.clone(),
             })
             .collect();
-        let from_images = !req.checkpoint.is_empty();
-        let mut beginning = blocking(move || {
-            if from_images {
+        let beginning = blocking(move || {
+            if checkpoint.is_some() {
                 this.runtime.can_restore()?;
             }
             this.prepare(&mounts)?;
-            history::open(&this, &mounts)
+            history::open(&this, &mounts, checkpoint.as_deref())
         })
         .await?;
-        if from_images {
-            beginning.images = Some(Images::of_client(Path::new(&req.checkpoint)));
-        }
         let tracer = Arc::new(Tracer::new(self.host.clone(), self.id.to_string()));
         if beginning.ledger.is_ok() {
             // It is needed only before Start, and may have to be started.
@@ -397,6 +426,15 @@ impl Container {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// The CRIU that dumps this container, if it is sound: looked at once, and again when
+    /// it is another.
+    pub(crate) fn criu(&self) -> Result<Criu, String> {
+        let program = self.runtime.criu.clone();
+        let program = program.unwrap_or_else(|| PathBuf::from("criu"));
+        let cache = self.host.config.run_dir.join("criu.checked");
+        Criu::probe(&program, &cache, &self.host.reaper)
     }
 
     /// The container's cgroup.

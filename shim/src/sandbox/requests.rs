@@ -3,30 +3,16 @@
 
 use std::{
     fs,
-    path::PathBuf,
     sync::{Arc, PoisonError},
 };
 
-use anyhow::{Context, Result, anyhow, bail};
-use containerd_shim_protos::{
-    events::task as events, shim::oci::CheckpointOptions as ApiCheckpointOptions,
-};
-use crab_runtime::{
-    criu,
-    oci::{CheckpointOptions, ImagePaths},
-    reaper::Exit,
-};
+use anyhow::{Context, Result};
+use crab_runtime::reaper::Exit;
 
 use tokio::time::timeout;
 
 use super::{Container, KILL_LIMIT, blocking};
-use crate::{
-    container::{INIT, Phase, StateError},
-    publisher::Event,
-};
-
-/// Where containerd's own checkpoint goes if the client names no place.
-const IMAGES_OF_CLIENT: &str = "checkpoint";
+use crate::container::{INIT, Phase, StateError};
 
 impl Container {
     /// Sends a signal to a process, or to all of the container.
@@ -122,7 +108,7 @@ impl Container {
 
     /// Keeps captures back until what is returned is dropped: they freeze and thaw,
     /// too.
-    async fn hold(&self) -> Option<impl Sized + use<>> {
+    pub(super) async fn hold(&self) -> Option<impl Sized + use<>> {
         match self.turns() {
             Some(turns) => Some(turns.hold().await),
             None => None,
@@ -155,66 +141,6 @@ impl Container {
             .await
             .map_err(crate::task::unknown)?;
         Ok(self.processes.resumed()?)
-    }
-
-    /// containerd's own Checkpoint: a CRIU image where the client wants it.
-    pub(crate) async fn standard_checkpoint(
-        self: &Arc<Self>,
-        path: &str,
-        api: &ApiCheckpointOptions,
-    ) -> Result<()> {
-        if !matches!(self.processes.init()?, Phase::Running(_) | Phase::Paused(_)) {
-            bail!("the container is not running");
-        }
-        let _held = self.hold().await;
-        let images = match (api.image_path.as_str(), path) {
-            ("", "") => self.bundle.dir().join(IMAGES_OF_CLIENT),
-            ("", path) => PathBuf::from(path),
-            (image_path, _) => PathBuf::from(image_path),
-        };
-        let work = match api.work_path.as_str() {
-            "" => self.run_dir.join("standard-checkpoint"),
-            work => PathBuf::from(work),
-        };
-        let options = CheckpointOptions {
-            leave_running: !api.exit,
-            tcp_established: api.open_tcp,
-            ext_unix_sk: api.external_unix_sockets,
-            file_locks: api.file_locks,
-            shell_job: api.terminal,
-        };
-        let runtime = self.runtime.clone();
-        let checkpoint = images.display().to_string();
-        let cgroup = self.cgroup().context("the container has no cgroup")?;
-        let limit = self.config.runtime.freeze_timeout();
-        blocking(move || {
-            runtime.can_checkpoint()?;
-            fs::create_dir_all(&work)?;
-            let paths = ImagePaths { images, work };
-            // Ours, so that a dump that fails leaves nothing frozen.
-            let frozen = cgroup.freeze(limit)?;
-            runtime.checkpoint(&paths, &options).map_err(|error| {
-                match criu::dump_error(&paths.work) {
-                    Some(reason) => anyhow!("{error}; CRIU: {reason}"),
-                    None => error.into(),
-                }
-            })?;
-            if options.leave_running {
-                frozen.thaw()?;
-            } else {
-                // Dumped and killed: nothing is left to be thawed.
-                frozen.leave_frozen();
-            }
-            Ok(())
-        })
-        .await?;
-        self.processes
-            .publish(Event::Checkpointed(events::TaskCheckpointed {
-                container_id: self.runtime.id.clone(),
-                checkpoint,
-                ..Default::default()
-            }));
-        Ok(())
     }
 
     /// New resource limits, as OCI JSON.

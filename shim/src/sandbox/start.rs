@@ -11,16 +11,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use crab_runtime::{
-    criu,
     oci::{CheckpointOptions, ImagePaths, Stdio3},
     reaper::Exit,
 };
 
-use super::{Container, blocking, make_private_dir};
+use super::{Container, blocking};
 use crate::{
     container::{INIT, InitEnd, Phase},
+    criu_work::{CriuWork, Verb},
     exit_note,
     history::Images,
     pipes,
@@ -46,18 +46,13 @@ pub(crate) enum Launch {
 /// What is restored by CRIU, from a directory of which it may change what it likes.
 pub(crate) struct Restore {
     images: Images,
-    work: PathBuf,
     options: CheckpointOptions,
 }
 
 impl Restore {
-    pub(crate) fn new(container: &Container, images: Images, terminal: bool) -> Self {
+    pub(crate) fn new(images: Images, terminal: bool) -> Self {
         Self {
             images,
-            work: match container.options.criu_work_path.as_str() {
-                "" => container.run_dir.join("restore"),
-                path => path.into(),
-            },
             options: turns::criu_options(terminal),
         }
     }
@@ -94,22 +89,26 @@ impl Container {
             (stdio, Some(output), None)
         };
         let runtime = self.runtime.clone();
+        let (host, id) = (self.host.clone(), self.id.clone());
+        let criu_work = match self.options.criu_work_path.as_str() {
+            "" => None,
+            path => Some(PathBuf::from(path)),
+        };
         let (pid, master) = blocking(move || {
             let socket = console.as_ref().map(ConsoleSocket::path);
             let pid = match &launch {
                 Launch::Create => runtime.create(socket, stdio)?,
                 Launch::Restore(restore) => {
-                    make_private_dir(&restore.work)?;
+                    let work = CriuWork::open(&host, &id, Verb::Restore, criu_work.as_deref())?;
                     let paths = ImagePaths {
                         images: restore.images.dir.clone(),
-                        work: restore.work.clone(),
+                        work: work.path().to_path_buf(),
                     };
-                    runtime
+                    let pid = runtime
                         .restore(&paths, &restore.options, socket, stdio, inherited)
-                        .map_err(|error| match criu::restore_error(&paths.work) {
-                            Some(reason) => anyhow!("{error}; CRIU: {reason}"),
-                            None => error.into(),
-                        })?
+                        .map_err(|error| work.explain(error))?;
+                    work.done();
+                    pid
                 }
                 Launch::Exec(id, spec) => runtime.exec(id, spec, socket, stdio)?,
             };
@@ -206,7 +205,7 @@ impl Container {
             turns.after_start(false).await;
             return Ok(pid);
         };
-        let restore = Restore::new(self, images, client.terminal());
+        let restore = Restore::new(images, client.terminal());
         let Launched {
             pid,
             terminal,

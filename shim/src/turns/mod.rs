@@ -43,6 +43,7 @@ pub(crate) fn criu_options(terminal: bool) -> CheckpointOptions {
         ext_unix_sk: true,
         file_locks: true,
         shell_job: terminal,
+        ..CheckpointOptions::default()
     }
 }
 

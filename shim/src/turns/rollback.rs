@@ -258,7 +258,7 @@ impl Task {
         let fresh = images.is_none();
         let launch = match images {
             None => Launch::Create,
-            Some(images) => Launch::Restore(Restore::new(&container, images, client.terminal())),
+            Some(images) => Launch::Restore(Restore::new(images, client.terminal())),
         };
         let Launched {
             pid,
