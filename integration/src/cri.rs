@@ -2,7 +2,11 @@
 
 //! Pods and their containers, made by `crictl` as a kubelet would make them.
 
-use std::{env, fs, path::PathBuf, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -302,6 +306,12 @@ impl PodContainer {
     /// Runs a command in it in one call, as probes do.
     pub fn exec_sync(&self, args: &[&str]) -> Result<Output> {
         self.exec_with(args, &ExecOptions::new().flags(["--sync"]))
+    }
+
+    /// `crictl checkpoint`: into an archive, beside the container that goes on.
+    pub fn checkpoint(&self, archive: &Path) -> Result<Output> {
+        let export = format!("--export={}", archive.display());
+        self.cri.tool(["checkpoint", &export, self.id()]).run()
     }
 
     /// What its init printed.

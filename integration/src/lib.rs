@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod census;
+mod checkpoints;
 mod client;
 mod command;
 pub mod counter;
@@ -43,6 +44,7 @@ mod terminal;
 mod testbed;
 
 pub use census::{Census, Descriptors, descriptors, forget_fifos};
+pub use checkpoints::{CheckpointImage, Imposter};
 pub use client::{Client, RunOptions, Runtime};
 pub use command::{Output, Running, Tool};
 pub use counter::Counter;

@@ -119,6 +119,34 @@ impl NerdctlContainer {
         tool.run()?.ok().map(drop)
     }
 
+    /// `nerdctl checkpoint create`, and lets it run on: nerdctl tells only runc's own shim
+    /// that it shall not.
+    pub fn checkpoint(&self, name: &str) -> Result<()> {
+        let create = ["checkpoint", "create", "--leave-running", &self.name, name];
+        self.nerdctl.tool(create).run()?.ok().map(drop)
+    }
+
+    /// `nerdctl checkpoint ls`: their names.
+    pub fn checkpoints(&self) -> Result<Vec<String>> {
+        let said = self.nerdctl.tool(["checkpoint", "ls", &self.name]).run()?;
+        // After the heading.
+        let lines = said.ok()?.stdout;
+        let names = lines.lines().skip(1).map(|line| line.trim().to_owned());
+        Ok(names.collect())
+    }
+
+    /// `nerdctl checkpoint rm`.
+    pub fn forget_checkpoint(&self, name: &str) -> Result<()> {
+        let remove = ["checkpoint", "rm", &self.name, name];
+        self.nerdctl.tool(remove).run()?.ok().map(drop)
+    }
+
+    /// `nerdctl start --checkpoint`, of one that has stopped.
+    pub fn start_from(&self, name: &str) -> Result<()> {
+        let start = ["start", "--checkpoint", name, &self.name];
+        self.nerdctl.tool(start).run()?.ok().map(drop)
+    }
+
     /// Starts it again after it has stopped.
     pub fn start_again(&self) -> Result<()> {
         self.nerdctl.tool(["start", &self.name]).run()?.ok()?;

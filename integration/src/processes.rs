@@ -115,6 +115,31 @@ pub fn wait_gone(pid: u32, limit: Duration) -> Result<()> {
     })
 }
 
+/// Whether the cgroup of a process is frozen, by either freezer.
+pub fn is_frozen(pid: u32) -> Result<bool> {
+    let memberships = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    for line in memberships.lines() {
+        let path = line
+            .splitn(3, ':')
+            .nth(2)
+            .context("a line without a path")?;
+        // In v2 mode the hierarchies of v1 are there, and not to be seen.
+        let v1 = fs::read_to_string(format!("/sys/fs/cgroup/freezer{path}/freezer.state"));
+        if line.contains(":freezer:") && v1.is_ok_and(|state| state.trim() == "FROZEN") {
+            return Ok(true);
+        }
+        if line.starts_with("0::") {
+            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+                let events = fs::read_to_string(format!("{root}{path}/cgroup.events"));
+                if events.is_ok_and(|events| events.contains("frozen 1")) {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// Kills Crab's daemon, which has to run, and waits for its end; gives its process id.
 pub fn kill_crabd() -> Result<u32> {
     let crabd = crabd().context("no crabd runs")?;

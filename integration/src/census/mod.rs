@@ -29,12 +29,13 @@ const FIFOS: &str = "/run/containerd/fifo";
 
 /// Directories and cgroups that stay once the first container has been there, whatever
 /// becomes of it: those of namespaces, of clients, and Crab's own.
-const SHARED: [&str; 7] = [
+const SHARED: [&str; 8] = [
     "default",
     "moby",
     "k8s.io",
     "docker",
     "crab",
+    "criu",
     "sandboxes",
     "staging",
 ];

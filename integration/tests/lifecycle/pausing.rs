@@ -2,37 +2,10 @@
 
 //! What stops a container for a while: pause, and the standard checkpoint.
 
-use std::fs;
-
-use anyhow::{Context, Result};
-use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, State, Testbed};
+use anyhow::Result;
+use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, State, Testbed, processes::is_frozen};
 
 use crate::shell;
-
-/// Whether the cgroup of a process is frozen, by either freezer.
-fn is_frozen(pid: u32) -> Result<bool> {
-    let memberships = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    for line in memberships.lines() {
-        let path = line
-            .splitn(3, ':')
-            .nth(2)
-            .context("a line without a path")?;
-        // In v2 mode the hierarchies of v1 are there, and not to be seen.
-        let v1 = fs::read_to_string(format!("/sys/fs/cgroup/freezer{path}/freezer.state"));
-        if line.contains(":freezer:") && v1.is_ok_and(|state| state.trim() == "FROZEN") {
-            return Ok(true);
-        }
-        if line.starts_with("0::") {
-            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-                let events = fs::read_to_string(format!("{root}{path}/cgroup.events"));
-                if events.is_ok_and(|events| events.contains("frozen 1")) {
-                    return Ok(true);
-                }
-            }
-        }
-    }
-    Ok(false)
-}
 
 #[test]
 fn pause_stops_a_container_and_resume_lets_it_go_on() -> Result<()> {
