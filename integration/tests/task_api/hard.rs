@@ -88,7 +88,7 @@ fn a_reader_that_stalls_holds_up_no_end() -> Result<()> {
             );
         }
         drop(reader);
-        assert_eq!(sandbox.sh_ok("echo alive")?, "alive");
+        assert_eq!(sandbox.sh("exit 7")?.status, 7);
     }
     Ok(())
 }
@@ -329,7 +329,8 @@ fn a_rollback_needs_no_reader() -> Result<()> {
     for _ in 0..2 {
         crab.rollback(&sandbox, turn.number())?;
         assert_eq!(sandbox.state()?, State::Running);
-        assert_eq!(sandbox.sh_ok("cat /root/x")?, "x");
+        // By its status: `ctr` loses an exec's output now and then, under any shim.
+        assert_eq!(sandbox.sh("grep -qx x /root/x")?.status, 0);
     }
     sandbox.stop()
 }
