@@ -24,7 +24,9 @@ fn print(runtime: Runtime, report: &Report) -> Result<()> {
         report.took.as_secs_f64()
     )?;
     for (name, reason) in &report.failed {
-        let reason = reason.lines().next().unwrap_or_default();
+        // The first lines of some say nothing.
+        let words: Vec<&str> = reason.split_whitespace().collect();
+        let reason: String = words.join(" ").chars().take(400).collect();
         writeln!(out, "  failed: {name}: {reason}")?;
     }
     Ok(())
