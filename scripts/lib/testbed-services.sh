@@ -190,7 +190,7 @@ main() {
     local verb=${1:-} name
     shift
     [ $# -gt 0 ] || set -- containerd dockerd
-    mkdir -p "$PIDS"
+    [ -d /run/systemd/system ] || mkdir -p "$PIDS"
     for name in "$@"; do
         case $name in containerd | dockerd | registry) ;; *) die "no service \`$name'" ;; esac
     done

@@ -59,6 +59,8 @@ const KEPT: [&str; 13] = [
 
 /// Of which each dockerd makes one for itself.
 const OF_DOCKERD: &str = "/run/docker/libnetwork/";
+/// And journald, for the output of each service.
+const OF_JOURNALD: &str = "/run/systemd/journal/streams/";
 
 /// Those may be others than before.
 const DAEMONS: [&str; 3] = ["containerd", "dockerd", processes::CRABD];
@@ -198,7 +200,10 @@ fn may_stay(line: &str) -> bool {
     }
     let (_, path) = line.split_once(' ').unwrap_or_default();
     let name = path.rsplit('/').next().unwrap_or_default();
-    SHARED.contains(&name) || KEPT.contains(&path) || path.starts_with(OF_DOCKERD)
+    let of_a_daemon = [OF_DOCKERD, OF_JOURNALD];
+    SHARED.contains(&name)
+        || KEPT.contains(&path)
+        || of_a_daemon.iter().any(|dir| path.starts_with(dir))
 }
 
 /// Removes the FIFOs of `ctr`, which are its own, and which it deletes with the task:
