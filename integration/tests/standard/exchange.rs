@@ -5,7 +5,6 @@
 
 use anyhow::Result;
 use crab_integration::{DEBIAN, Imposter, Runtime, Testbed, poll};
-use crab_store::Class;
 
 use crate::{LIMIT, keeper, remembers, token};
 
@@ -22,8 +21,11 @@ fn a_checkpoint_of_the_stock_shim_comes_back_under_crab_and_goes_back_again() ->
     let sandbox = image.restored()?;
     remembers(&sandbox, &known)?;
     // A sandbox like any other: it has turns, and can be rolled back.
-    let turn = crab.turn_of(&sandbox, Class::Full, "echo 1 >/root/f")?;
-    crab.turn_of(&sandbox, Class::Full, "echo 2 >/root/f")?;
+    let (said, turn) = crab.turn(&sandbox, &["sh", "-c", "echo 1 >/root/f"])?;
+    said.ok()?;
+    assert!(turn.is_whole(), "{turn:?}");
+    let (said, _) = crab.turn(&sandbox, &["sh", "-c", "echo 2 >/root/f"])?;
+    said.ok()?;
     crab.rollback(&sandbox, turn.number())?;
     assert_eq!(sandbox.sh_ok("cat /root/f")?, "1");
     remembers(&sandbox, &known)?;

@@ -163,9 +163,11 @@ impl Container {
         req: &CheckpointTaskRequest,
     ) -> Result<(), CheckpointFailure> {
         let order = Order::read(req, self.bundle.dir()).map_err(CheckpointFailure::Argument)?;
-        self.dumpable()?;
+        let init = self.dumpable()?;
         let exit = !order.options.leave_running;
         if exit && let Some(turns) = self.turns() {
+            let (this, cgroups) = (self.clone(), order.options.cgroups);
+            blocking(move || this.refuse_dump(cgroups, init)).await?;
             // A sandbox without history ends like any other container.
             match turns.checkpoint().await {
                 Ok(taken) => tracing::info!(turn = taken.turn.0, "checkpoint before the exit"),
@@ -208,12 +210,18 @@ impl Container {
         }
     }
 
-    fn dump_for_client(self: &Arc<Self>, order: Order, init: i32) -> Result<()> {
+    /// What is known to fail or to do harm, before anything is frozen.
+    fn refuse_dump(&self, cgroups: Option<CgroupsMode>, init: i32) -> Result<Cgroup> {
         let cgroup = self.cgroup().context("the container has no cgroup")?;
         can_dump(self, &cgroup, init).map_err(|reason| anyhow!(reason))?;
-        if let Some(mode) = order.options.cgroups {
+        if let Some(mode) = cgroups {
             self.runtime.check_cgroups_mode(mode)?;
         }
+        Ok(cgroup)
+    }
+
+    fn dump_for_client(self: &Arc<Self>, order: Order, init: i32) -> Result<()> {
+        let cgroup = self.refuse_dump(order.options.cgroups, init)?;
         let all = Set::of(&cgroup, None)?;
         if let Some(process) = all.beside_init(init) {
             tracing::warn!(
@@ -225,22 +233,14 @@ impl Container {
         let work = CriuWork::open(&self.host, &self.id, Verb::Dump, order.work.as_deref())?;
         let fresh = !order.images.exists();
         let dumped = self.dump_frozen(&order, &cgroup, init, &work);
-        let handed_over = dumped.and_then(|shared| {
-            pipes::note(&shared, &order.images)?;
-            if self.netns.is_some() {
-                release_netns(&order.images)?;
-            }
-            if let Some(copy) = &order.copy {
-                copy_image(&order.images, copy)?;
-            }
-            Ok(())
-        });
-        match handed_over {
-            Ok(()) => work.done(),
-            Err(error) => {
-                void(&order.images, fresh);
-                return Err(error);
-            }
+        let shared = dumped.inspect_err(|_| void(&order.images, fresh))?;
+        work.done();
+        pipes::note(&shared, &order.images)?;
+        if self.netns.is_some() {
+            release_netns(&order.images)?;
+        }
+        if let Some(copy) = &order.copy {
+            copy_image(&order.images, copy)?;
         }
         Ok(())
     }
