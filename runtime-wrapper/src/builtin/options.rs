@@ -15,7 +15,15 @@ pub(super) enum Verb {
     Delete,
     Exec,
     Update,
+    Features,
     Version,
+}
+
+impl Verb {
+    /// It is about no container.
+    fn is_general(self) -> bool {
+        matches!(self, Self::Features | Self::Version)
+    }
 }
 
 /// A command line, read.
@@ -68,9 +76,10 @@ impl Options {
                 "--console-socket" => options.console_socket = Some(value()?.into()),
                 "--process" => options.process = Some(value()?.into()),
                 "--resources" => options.resources = Some(value()?.into()),
-                // There is one, as there is no other way but to detach.
+                // There is one, as there is no other way but to detach, and no session
+                // keyring is made.
                 "--log-format" => drop(value()?),
-                "--detach" => {}
+                "--detach" | "--no-new-keyring" => {}
                 "--systemd-cgroup" => options.systemd_cgroup = true,
                 "--no-pivot" => options.no_pivot = true,
                 "--force" => options.force = true,
@@ -80,7 +89,7 @@ impl Options {
         }
         match options.verb {
             None => Err(usage("a verb is missing")),
-            Some(verb) if verb != Verb::Version && options.id.is_empty() => {
+            Some(verb) if !verb.is_general() && options.id.is_empty() => {
                 Err(usage("the container's id is missing"))
             }
             Some(_) => Ok(options),
@@ -97,6 +106,7 @@ impl Options {
                 "delete" => Verb::Delete,
                 "exec" => Verb::Exec,
                 "update" => Verb::Update,
+                "features" => Verb::Features,
                 _ => return Err(usage(format!("unknown verb {word}"))),
             });
         } else if self.id.is_empty() {

@@ -38,11 +38,30 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         Some(Verb::Delete) => delete(options),
         Some(Verb::Exec) => exec(options),
         Some(Verb::Update) => update(options),
+        Some(Verb::Features) => features(),
         Some(Verb::Version) | None => print(&format!(
             "crab builtin version {}",
             env!("CARGO_PKG_VERSION")
         )),
     }
+}
+
+/// As the OCI specification has it (`features.md`).
+fn features() -> Result<(), Failure> {
+    let features = json!({
+        "ociVersionMin": "1.0.0",
+        "ociVersionMax": libcontainer::oci_spec::runtime::VERSION,
+        "hooks": ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"],
+        "linux": {
+            "namespaces": ["cgroup", "ipc", "mount", "network", "pid", "time", "uts"],
+            "cgroup": {"v1": true, "v2": true, "systemd": true, "systemdUser": false},
+            "seccomp": {"enabled": true},
+            "apparmor": {"enabled": true},
+            "selinux": {"enabled": false},
+        },
+        "annotations": {"org.opencontainers.runc.checkpoint.enabled": "false"},
+    });
+    print(&features.to_string())
 }
 
 fn print(line: &str) -> Result<(), Failure> {
