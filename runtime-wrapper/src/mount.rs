@@ -113,6 +113,12 @@ fn mount_long_overlay(
     Ok(move_mount(&mounted, "", CWD, target, whole)?)
 }
 
+fn unmapped() -> io::Error {
+    io::Error::other(
+        "layers mapped to another user are not supported: run the pod in the host's user namespace (hostUsers: true)",
+    )
+}
+
 /// Mounts one request at `root` (or below it).
 ///
 /// # Errors
@@ -124,6 +130,10 @@ pub fn mount_request(request: &MountRequest, root: &Path) -> Result<(), MountErr
         root.join(request.target.trim_start_matches('/'))
     };
     let (flags, data) = split_options(&request.options);
+    if data.iter().any(|o| o.starts_with("uidmap=")) {
+        // containerd's own option for idmapped layers; the kernel knows none of that name.
+        return Err(MountError::new("mount", &target, unmapped()));
+    }
     let bind = flags.contains(MountFlags::BIND);
     if request.kind == "overlay" && data.iter().map(|o| o.len() + 1).sum::<usize>() >= PAGE {
         return mount_long_overlay(request, flags, &data, &target)
@@ -317,6 +327,18 @@ mod tests {
         let ours = devices_in(b"1 0 8:1 / / rw - ext4 a rw\n2 1 0:9 / /dev/shm rw - tmpfs b rw\n");
         assert!(ours.contains(&rustix::fs::makedev(0, 9)));
         assert!(!ours.contains(&rustix::fs::makedev(0, 8)));
+    }
+
+    #[test]
+    fn layers_that_are_to_be_mapped_are_refused_with_what_to_do() {
+        let request = MountRequest {
+            kind: "overlay".into(),
+            options: vec!["lowerdir=/l".into(), "uidmap=0:65536:65536".into()],
+            ..Default::default()
+        };
+        let error = mount_request(&request, Path::new("/nowhere")).unwrap_err();
+        assert!(error.to_string().starts_with("mount /nowhere: layers"));
+        assert!(error.to_string().contains("hostUsers: true"));
     }
 
     #[test]
