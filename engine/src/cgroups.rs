@@ -43,26 +43,36 @@ fn is_populated(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
+    use std::{os::unix::fs::MetadataExt, process::Command};
 
     #[test]
     fn a_cgroup_with_processes_is_told_from_others() {
-        // Where this process is, there is one.
-        let table = fs::read_to_string("/proc/self/cgroup").unwrap();
-        let path = table
-            .lines()
-            .find_map(|line| line.strip_prefix("0::/"))
-            .unwrap();
-        let own = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-            .iter()
-            .map(|root| Path::new(root).join(path))
-            .find(|dir| dir.join("cgroup.events").exists());
-        let Some(own) = own else {
-            println!("skipped: this process is in the root of its cgroups");
-            return;
+        let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+            .into_iter()
+            .find(|root| Path::new(root).join("cgroup.procs").exists())
+            .expect("a cgroup v2 hierarchy");
+        let make = || {
+            let dir = tempfile::Builder::new()
+                .prefix("crab-test-")
+                .tempdir_in(root);
+            dir.unwrap().keep()
         };
-        let own = CgroupId(fs::metadata(own).unwrap().ino());
-        let found = populated(&[own, CgroupId(1 << 60)].into());
-        assert_eq!(found, [own].into());
+        let dirs = [make(), make()];
+        let [inhabited, empty] = dirs
+            .each_ref()
+            .map(|dir| CgroupId(fs::metadata(dir).unwrap().ino()));
+        let mut process = Command::new("sleep").arg("1000").spawn().unwrap();
+        let moved = fs::write(dirs[0].join("cgroup.procs"), process.id().to_string());
+        let wanted = [inhabited, empty, CgroupId(1 << 60)].into();
+        let found = populated(&wanted);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let found_later = populated(&wanted);
+        for dir in dirs {
+            fs::remove_dir(dir).unwrap();
+        }
+        moved.unwrap();
+        assert_eq!(found, [inhabited].into());
+        assert_eq!(found_later, [].into());
     }
 }
