@@ -156,6 +156,55 @@ impl Cgroup {
         })
     }
 
+    /// Whether there are processes in the v2 cgroup at this path, or in one below it.
+    pub fn is_in_use(path: &str) -> bool {
+        let populated = |dir: &Path| {
+            read(&dir.join("cgroup.events"))
+                .is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+        };
+        mounts().is_ok_and(|(unified, _)| populated(&unified.join(path.trim_start_matches('/'))))
+    }
+
+    /// Takes a restored container's processes to the v2 cgroup that the runtime has made
+    /// for them, and is at `path`. runc 1.1 has CRIU put them back where the dumped ones
+    /// were, and then freezes and counts an empty one.
+    ///
+    /// # Errors
+    /// When they cannot be moved.
+    pub fn gather(init: i32, path: &str) -> Result<(), CgroupError> {
+        let (unified, _) = mounts()?;
+        let below = |path: &str| unified.join(path.trim_start_matches('/'));
+        let to = below(path);
+        let table = read(Path::new(&format!("/proc/{init}/cgroup")))?;
+        let Some(now) = path_of(&table, "").filter(|now| now != path) else {
+            return Ok(());
+        };
+        let from = below(&now);
+        // The first, so that none of its children begins there any more.
+        write(&to.join("cgroup.procs"), &init.to_string())?;
+        loop {
+            let left = read(&from.join("cgroup.procs"))?;
+            let ours: Vec<i32> = left
+                .lines()
+                .filter_map(|line| line.parse().ok())
+                .filter(|pid| descends_from(*pid, init))
+                .collect();
+            if ours.is_empty() {
+                break;
+            }
+            for pid in ours {
+                match write(&to.join("cgroup.procs"), &pid.to_string()) {
+                    // It has ended meanwhile.
+                    Err(_) if Stat::of(pid).is_none_or(|stat| stat.has_ended()) => {}
+                    moved => moved?,
+                }
+            }
+        }
+        // Made by CRIU, or another's that still lives.
+        let _ = fs::remove_dir(from);
+        Ok(())
+    }
+
     /// The cgroup v2 id, as `bpf_get_current_cgroup_id` returns it.
     pub fn id(&self) -> u64 {
         self.id
@@ -339,6 +388,18 @@ impl Cgroup {
     }
 }
 
+/// Whether a process that lives is below another in the tree of processes.
+fn descends_from(pid: i32, ancestor: i32) -> bool {
+    let mut next = Stat::of(pid).filter(|stat| !stat.has_ended());
+    while let Some(stat) = next {
+        if stat.parent == ancestor {
+            return true;
+        }
+        next = (stat.parent > 1).then(|| Stat::of(stat.parent)).flatten();
+    }
+    false
+}
+
 /// Whether `/proc/<pid>/syscall` tells of a process that is being made: that blocks only
 /// for a vfork's sake.
 fn is_vfork(call: &str) -> bool {
@@ -440,6 +501,21 @@ mod tests {
         assert!(is_named("cri-containerd-web.scope", "web"));
         assert!(!is_named("web2", "web"));
         assert!(!is_named("cri-containerd-myweb.scope", "web"));
+    }
+
+    #[test]
+    fn children_of_children_descend() {
+        let own = std::process::id() as i32;
+        let parent = Stat::of(own).unwrap().parent;
+        assert!(descends_from(own, parent));
+        assert!(!descends_from(parent, own));
+        let mut child = std::process::Command::new("sleep")
+            .arg("9")
+            .spawn()
+            .unwrap();
+        assert!(descends_from(child.id() as i32, parent));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -156,24 +156,34 @@ impl Bundle {
     }
 
     /// The container begins with a checkpoint of another, whose specification it has. What
-    /// would be in that one's cgroup gets one of its own, beside it: runc after 1.2 refuses
-    /// the other's, and earlier ones would have both be limited, counted and frozen as one.
-    pub(crate) fn leave_cgroup_of_another(&mut self, namespace: &str, id: &str) -> Result<()> {
+    /// would be in that one's cgroup, while it is there, gets one of its own: runc from 1.2 on
+    /// refuses the other's, and earlier ones have both be limited, counted and frozen as one.
+    pub(crate) fn leave_cgroup_of_another(
+        &mut self,
+        namespace: &str,
+        id: &str,
+        is_in_use: impl FnOnce(&str) -> bool,
+    ) -> Result<()> {
         let spec: Value = serde_json::from_slice(&self.original)?;
         // As containerd's client names it.
         let of_another = spec
             .pointer("/linux/cgroupsPath")
             .and_then(Value::as_str)
-            .and_then(|path| {
-                path.strip_prefix('/')?
-                    .strip_prefix(namespace)?
-                    .strip_prefix('/')
+            .filter(|path| {
+                path.strip_prefix('/')
+                    .and_then(|path| path.strip_prefix(namespace)?.strip_prefix('/'))
+                    .is_some_and(|name| name != id && !name.contains('/'))
             })
-            .is_some_and(|name| name != id && !name.contains('/'));
+            .is_some_and(is_in_use);
         if of_another {
             self.cgroup = Some(format!("/{namespace}/{id}"));
         }
         Ok(())
+    }
+
+    /// The cgroup that the container has instead of the one in its specification.
+    pub(crate) fn other_cgroup(&self) -> Option<&str> {
+        self.cgroup.as_deref()
     }
 
     /// Writes the specification for the runtime: with the network namespace
@@ -365,7 +375,9 @@ mod tests {
             let mut config = config();
             config["linux"]["cgroupsPath"] = json!(path);
             let (dir, mut bundle) = bundle(&config);
-            bundle.leave_cgroup_of_another("default", "mine").unwrap();
+            bundle
+                .leave_cgroup_of_another("default", "mine", |_| true)
+                .unwrap();
             bundle.write_config(None, false).unwrap();
             let written: Value =
                 serde_json::from_slice(&fs::read(dir.path().join(CONFIG)).unwrap()).unwrap();

@@ -171,7 +171,7 @@ impl Container {
         let checkpoint = client_images(&req, &options).map_err(CreateFailure::Argument)?;
         if checkpoint.is_some() {
             bundle
-                .leave_cgroup_of_another(&host.namespace, &req.id)
+                .leave_cgroup_of_another(&host.namespace, &req.id, Cgroup::is_in_use)
                 .map_err(CreateFailure::Argument)?;
         }
         let (config, config_faults) = overrides::of_container(host, &bundle, &req.id);

@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use crab_runtime::{
+    cgroup::Cgroup,
     oci::{CheckpointOptions, ImagePaths, Stdio3},
     reaper::Exit,
 };
@@ -212,6 +213,9 @@ impl Container {
             since,
         } = self.launch(&client, Launch::Restore(restore)).await?;
         let begun = async {
+            if let Some(path) = self.bundle.other_cgroup().map(str::to_owned) {
+                blocking(move || Ok(Cgroup::gather(pid, &path)?)).await?;
+            }
             self.adopt(pid)?;
             client.begin_input();
             self.processes.with(INIT, |p| p.terminal = terminal)?;
