@@ -49,9 +49,6 @@ fn end_group(leader: u32) {
 /// How often an init is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// `PF_EXITING`, in the flags of `/proc/<pid>/stat`.
-const EXITING: u64 = 0x4;
-
 /// Until when a child may run.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
@@ -77,7 +74,7 @@ impl Limit {
 /// Whether a process is on its way out, or gone. One that is waits for others then,
 /// and is neither a zombie nor to be seen by its signals.
 fn is_ending(pid: i32) -> bool {
-    Stat::of(pid).is_none_or(|stat| stat.flags & EXITING != 0)
+    Stat::of(pid).is_none_or(|stat| stat.is_exiting())
 }
 
 /// Ends a process group unless it is dropped in time.

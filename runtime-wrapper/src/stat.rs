@@ -4,6 +4,9 @@
 
 use std::{fs, path::Path};
 
+/// `PF_EXITING` (`linux/sched.h`): it runs none of its program any more.
+const EXITING: u64 = 0x4;
+
 /// What is read of it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
@@ -54,10 +57,15 @@ impl Stat {
         self.first_has_ended() && self.threads <= 1
     }
 
-    /// Its first thread has ended; through `/proc/<pid>` nothing but its threads is to be
-    /// seen then.
+    /// Its first thread has ended, or is about to and does nothing else; through
+    /// `/proc/<pid>` nothing but its threads is to be seen then.
     pub(crate) fn first_has_ended(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
+        matches!(self.state, 'Z' | 'X') || self.is_exiting()
+    }
+
+    /// It is on its way out.
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.flags & EXITING != 0
     }
 }
 

@@ -14,10 +14,10 @@ results=/var/log/crab-test
 mkdir -p "$results"
 export CRAB_TEST_SKIPPED=$results/skipped
 
-# They compare times, which mean nothing under emulation.
-SKIP=(a_container_in_the_middle_of_a_checkpoint_is_removed_at_once)
+# What is left out, by the beginnings of names: under emulation it takes longer than all the rest.
+SKIP=(leftovers:: pausing:: resources:: sealed:: stdio:: terminal::)
 for name in "${SKIP[@]}"; do
-    echo "$name: it compares times, which mean nothing under emulation" >>"$CRAB_TEST_SKIPPED"
+    echo "lifecycle $name*: under emulation these take longer than all the rest" >>"$CRAB_TEST_SKIPPED"
 done
 
 die() {

@@ -50,8 +50,10 @@ fn unobserved_and_right(testbed: &Testbed, old: &Sandbox, words: &[&str]) -> Res
 fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
-    // Those of before know a good one.
+    let crab = testbed.crab();
+    // Those of before know a good one. A start does not wait until it has come up.
     let old = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    crab.wait_until_observed(&old)?;
     let crabd = Swapped::with(
         processes::CRABD_PATH,
         "#!/bin/sh\necho broken >&2\nexit 3\n",
@@ -62,6 +64,7 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
 
     // On a host without BTF: of another sandbox, as the shims wait before they try again.
     let other = testbed.docker().run(BUSYBOX, RunOptions::new())?;
+    crab.wait_until_observed(&other)?;
     let btf = Mounted::new(&["--bind", "/dev/null"], "/sys/kernel/btf/vmlinux")?;
     forget_crabd()?;
     unobserved_and_right(&testbed, &other, &["BTF"])?;
@@ -70,6 +73,7 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
 
     // Where programs cannot be pinned.
     let another = testbed.docker().run(BUSYBOX, RunOptions::new())?;
+    crab.wait_until_observed(&another)?;
     let crabd = Swapped::wrapped(processes::CRABD_PATH, |real| {
         let real = real.display();
         format!("#!/bin/bash\nexec -a crabd {real} --pin-dir /proc/crab \"$@\"\n")
@@ -79,7 +83,6 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
     drop(crabd);
     forget_crabd()?;
 
-    let crab = testbed.crab();
     for sandbox in [&old, &other, &another] {
         crab.wait_until_observed(sandbox)?;
     }

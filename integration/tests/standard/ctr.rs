@@ -51,11 +51,13 @@ fn what_an_exec_left_running_comes_back_with_its_output_drained() -> Result<()> 
          until [ -s /root/n ]; do sleep 0.01; done",
     )?;
     let image = ctr.checkpoint(&sandbox)?;
-    let before: u32 = sandbox.sh_ok("cat /root/n")?.parse()?;
+    // It is empty for a moment, each time that it is written.
+    let number = "until n=$(cat /root/n) && [ -n \"$n\" ]; do :; done; echo $n";
+    let before: u32 = sandbox.sh_ok(number)?.parse()?;
     sandbox.remove()?;
     let back = image.restored()?;
     back.sh_ok("rm -f /root/n; until [ -s /root/n ]; do sleep 0.01; done")?;
-    let after: u32 = back.sh_ok("cat /root/n")?.parse()?;
+    let after: u32 = back.sh_ok(number)?.parse()?;
     // Not from 1 again, and not ended by its output.
     assert!(after + 40 > before && after > 1, "{before} {after}");
     Ok(())

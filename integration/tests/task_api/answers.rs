@@ -451,25 +451,6 @@ fn update_without_resources_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_restore_that_fails_leaves_a_container_that_can_be_deleted() -> Result<()> {
-    let dir = crate::Scratch::new()?;
-    let images = dir.path().display().to_string();
-    compare_alone(&Wish::default(), |alone, said| {
-        let calls = &alone.calls;
-        let mut request = alone.request(&Wish::default())?;
-        request.checkpoint = images.clone();
-        // Create only takes note of it.
-        said.note_as("create", calls.create(&request), |r| r.pid.to_string())?;
-        said.note_as("state", calls.state(""), state)?;
-        said.note("exec", calls.exec(&calls.exec_request("x", &["true"])))?;
-        said.note("kill", calls.kill("", 9, false))?;
-        said.note("start", calls.start(""))?;
-        said.note("delete", calls.delete(""))?;
-        said.note_as("state", calls.state(""), state)
-    })
-}
-
-#[test]
 fn stats_outlive_the_init_until_the_delete() -> Result<()> {
     compare(|calls, sandbox, said| {
         let kind = |r: containerd_shim_protos::api::StatsResponse| r.stats.type_url.clone();

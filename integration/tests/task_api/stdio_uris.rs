@@ -78,6 +78,13 @@ fn a_log_driver_gets_all_output_and_is_told_whose() -> Result<()> {
             .runtime(runtime);
         let (tool, guard) = ctr.run_rm_tool(BUSYBOX, options)?;
         let said = tool.limit(LIMIT).run()?;
+        if runtime == Runtime::Crab {
+            assert_eq!(said.status, 7, "{}", said.stderr);
+        } else if said.status != 7 {
+            // runc, which seals itself anew there, is sometimes kept from it by the kernel.
+            eprintln!("containerd's own shim: {}", said.stderr);
+            continue;
+        }
         let dir = driver.dir.path().display();
         assert_eq!(driver.has("args")?, format!("to\n{dir}\nmore\na b/c\n"));
         let env = driver.has("env")?;
@@ -88,7 +95,6 @@ fn a_log_driver_gets_all_output_and_is_told_whose() -> Result<()> {
         assert!(!env.contains("TTRPC_ADDRESS"), "{env}");
         // The other shim may end its driver before that has read everything.
         if runtime == Runtime::Crab {
-            assert_eq!(said.status, 7, "{}", said.stderr);
             let lines = |last: u32| (1..=last).map(|n| format!("{n}\n")).collect::<String>();
             assert!(driver.has("out")? == lines(300_000), "stdout is not whole");
             assert!(driver.has("err")?.ends_with(&lines(1000)));
@@ -147,6 +153,10 @@ fn a_terminals_output_goes_to_the_log_driver() -> Result<()> {
         let end = shim.wait("e1")?.map_err(denied)?;
         assert_eq!(end.exit_status, 5);
         shim.delete("e1")?.map_err(denied)?;
+        if runtime == Runtime::Stock {
+            // It may end its driver before that has read everything.
+            continue;
+        }
         poll("the driver has the output", LIMIT, || {
             // It may still be starting.
             let out = driver.has("out").unwrap_or_default();
