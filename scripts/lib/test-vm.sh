@@ -14,10 +14,13 @@ results=/var/log/crab-test
 mkdir -p "$results"
 export CRAB_TEST_SKIPPED=$results/skipped
 
-# What is left out, by the beginnings of names: under emulation it takes longer than all the rest.
-SKIP=(leftovers:: pausing:: resources:: sealed:: stdio:: terminal::)
-for name in "${SKIP[@]}"; do
-    echo "lifecycle $name*: under emulation these take longer than all the rest" >>"$CRAB_TEST_SKIPPED"
+# What does not hold there, and why.
+declare -A SKIP=(
+    [a_container_in_the_middle_of_a_checkpoint_is_removed_at_once]="it compares times, which mean nothing under emulation"
+    [the_runtime_runs_from_one_sealed_copy_as_long_as_its_program_is_the_same]="a shim waits for a copy only for a moment, in which it does not come there"
+)
+for name in "${!SKIP[@]}"; do
+    echo "$name: ${SKIP[$name]}" >>"$CRAB_TEST_SKIPPED"
 done
 
 die() {
@@ -28,9 +31,13 @@ die() {
 scripts/install --bin "$TESTBED_BIN" --containerd --docker || die "it could not be installed"
 crab doctor || die "the doctor finds faults"
 
+skip=()
+for name in "${!SKIP[@]}"; do
+    skip+=("--skip=$name")
+done
 for name; do
     echo "--- $name"
-    timeout -k 10 $((limit * 2)) "$dir/$name" --test-threads 1 "${SKIP[@]/#/--skip=}" ${filter:+"$filter"} 2>&1 | tee "$results/$name.log"
+    timeout -k 10 $((limit * 2)) "$dir/$name" --test-threads 1 "${skip[@]}" ${filter:+"$filter"} 2>&1 | tee "$results/$name.log"
     echo "${PIPESTATUS[0]}" >"$results/$name.status"
 done
 
