@@ -260,11 +260,8 @@ fn drop_network_hooks(spec: &mut Value) {
     };
     for list in hooks.values_mut().filter_map(Value::as_array_mut) {
         list.retain(|hook| {
-            let args = hook["args"].as_array().into_iter().flatten();
-            !args.into_iter().any(|arg| {
-                let arg = arg.as_str().unwrap_or_default();
-                NETWORK_HOOKS.contains(&arg)
-            })
+            let mut args = hook["args"].as_array().into_iter().flatten();
+            !args.any(|arg| NETWORK_HOOKS.contains(&arg.as_str().unwrap_or_default()))
         });
     }
 }

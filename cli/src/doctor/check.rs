@@ -68,11 +68,7 @@ impl Check {
         found: impl Into<String>,
         mend: impl Into<String>,
     ) -> Self {
-        let mend = Some(mend.into());
-        Self {
-            mend,
-            ..Self::new(check, Verdict::Warn, found)
-        }
+        Self::new(check, Verdict::Warn, found).mended_by(mend)
     }
 
     pub(crate) fn fail(
@@ -80,10 +76,11 @@ impl Check {
         found: impl Into<String>,
         mend: impl Into<String>,
     ) -> Self {
-        let mend = Some(mend.into());
-        Self {
-            mend,
-            ..Self::new(check, Verdict::Fail, found)
-        }
+        Self::new(check, Verdict::Fail, found).mended_by(mend)
+    }
+
+    fn mended_by(mut self, mend: impl Into<String>) -> Self {
+        self.mend = Some(mend.into());
+        self
     }
 }

@@ -60,11 +60,9 @@ fn a_reader_that_stalls_holds_up_no_end() -> Result<()> {
             .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
         let calls = Calls::of(&sandbox)?;
         let dir = Scratch::new()?;
-        let fifo = dir.path().join("stdout");
-        let path = fifo.to_str().context("not UTF-8")?;
-        Tool::new("mkfifo").args([path]).run()?.ok()?;
+        let fifo = dir.fifo("stdout")?;
         let mut request = calls.exec_request("loud", &["sh", "-c", "while :; do echo more; done"]);
-        request.stdout = path.into();
+        request.stdout = fifo.display().to_string();
         request.stderr = "/dev/null".into();
         // Somebody has it open, and never reads.
         let reader = fs::File::options().read(true).write(true).open(&fifo)?;
@@ -253,15 +251,13 @@ fn a_client_that_goes_and_comes_back_finds_the_output() -> Result<()> {
     let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
     let calls = Calls::of(&sandbox)?;
     let dir = Scratch::new()?;
-    let fifo = dir.path().join("stdout");
-    let path = fifo.to_str().context("not UTF-8")?;
-    Tool::new("mkfifo").args([path]).run()?.ok()?;
+    let fifo = dir.fifo("stdout")?;
     let mut request = calls.exec_request("x", &["sh", "-c", "seq 1 200000; exit 3"]);
-    request.stdout = path.into();
+    request.stdout = fifo.display().to_string();
     calls.exec(&request)?.map_err(denied)?;
     calls.start("x")?.map_err(denied)?;
     // Takes a little, and is gone.
-    let head = format!("head -n 1000 {path} | tail -n 1");
+    let head = format!("head -n 1000 {} | tail -n 1", fifo.display());
     let said = Tool::new("bash")
         .args(["-c", &head])
         .limit(LIMIT)
@@ -270,7 +266,7 @@ fn a_client_that_goes_and_comes_back_finds_the_output() -> Result<()> {
     assert_eq!(said, "1000");
     // The rest is for the next one, but for what the first had taken into its buffer.
     let tail = Tool::new("tail")
-        .args(["-n", "1", path])
+        .args(["-n".to_owned(), "1".to_owned(), fifo.display().to_string()])
         .limit(LIMIT)
         .run()?
         .text()?;
@@ -289,11 +285,9 @@ fn stdin_is_closed_once_and_for_all() -> Result<()> {
             .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
         let calls = Calls::of(&sandbox)?;
         let dir = Scratch::new()?;
-        let fifo = dir.path().join("stdin");
-        let path = fifo.to_str().context("not UTF-8")?;
-        Tool::new("mkfifo").args([path]).run()?.ok()?;
+        let fifo = dir.fifo("stdin")?;
         let mut request = calls.exec_request("x", &["sh", "-c", "cat >/got; exit 4"]);
-        request.stdin = path.into();
+        request.stdin = fifo.display().to_string();
         request.stdout = "/dev/null".into();
         request.stderr = "/dev/null".into();
         calls.exec(&request)?.map_err(denied)?;

@@ -21,7 +21,7 @@ use std::{
 };
 
 use anyhow::Result;
-use crab_integration::{RunOptions, Runtime};
+use crab_integration::{RunOptions, Runtime, Tool};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -45,6 +45,16 @@ impl Scratch {
 
     fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// A FIFO in it.
+    fn fifo(&self, name: &str) -> Result<PathBuf> {
+        let path = self.0.join(name);
+        Tool::new("mkfifo")
+            .args([path.display().to_string()])
+            .run()?
+            .ok()?;
+        Ok(path)
     }
 }
 
