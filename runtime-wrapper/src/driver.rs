@@ -169,7 +169,15 @@ impl Driver {
     /// # Errors
     /// The reason why not.
     pub fn process_images(&self) -> Support {
-        self.checkpoint.clone().and_then(|()| self.restore.clone())
+        self.dumps().and_then(|()| self.restore.clone())
+    }
+
+    /// Whether they can be dumped, into an image that perhaps only another host restores.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn dumps(&self) -> Support {
+        self.checkpoint.clone()
     }
 
     fn without(name: String, reason: &str) -> Self {
@@ -373,6 +381,7 @@ mod tests {
         let half = Driver::crun("crun 1.21".into(), CRUN, true, true);
         assert_eq!(half.checkpoint, Ok(()));
         assert!(half.process_images().unwrap_err().contains("cpuset"));
+        assert_eq!(half.dumps(), Ok(()));
     }
 
     #[test]

@@ -119,9 +119,11 @@ impl Bundle {
     }
 
     /// Whether its cgroup is to be made by systemd. dockerd, for one, says so only to
-    /// the shim that it knows, by an option; every shim sees it in the path.
+    /// the shim that it knows, by an option; every shim sees it in the path. Where no
+    /// systemd runs, such a path is an odd name for a directory, to runc as well: the CRI
+    /// makes it of a pod's slice, whoever manages cgroups.
     pub(crate) fn wants_systemd_cgroup(&self) -> bool {
-        self.by_systemd
+        self.by_systemd && Path::new(SYSTEMD_RUNS).is_dir()
     }
 
     /// Whether the container asks for a network namespace of its own.
@@ -265,6 +267,9 @@ fn drop_network_hooks(spec: &mut Value) {
         });
     }
 }
+
+/// Is there if systemd is the host's init, `sd_booted(3)`.
+const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 /// Whether a cgroup's path is `slice:prefix:name`, what runc takes with `--systemd-cgroup`
 /// alone.

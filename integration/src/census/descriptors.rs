@@ -4,8 +4,8 @@
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
-/// How many of each kind: `socket`, `pipe`, `inotify`, `inotify watch`, `net namespace`,
-/// `FIFO`, `file`, ...
+/// How many of each kind: `pipe`, `inotify`, `inotify watch`, `net namespace`, `file`, ...
+/// A socket's kind is its family, and its path if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors(BTreeMap<String, usize>);
 
@@ -13,11 +13,16 @@ pub struct Descriptors(BTreeMap<String, usize>);
 pub fn descriptors(pid: u32) -> Descriptors {
     let mut found = Descriptors::default();
     let dir = Path::new("/proc").join(pid.to_string());
+    let sockets = sockets(&dir.join("net"));
     for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
             continue;
         };
-        let kind = kind(&target.to_string_lossy());
+        let target = target.to_string_lossy();
+        let kind = match sockets.get(&*target) {
+            Some(family) => family.clone(),
+            None => kind(&target),
+        };
         if kind == "inotify" {
             let info = fs::read_to_string(dir.join("fdinfo").join(entry.file_name()));
             let watches = info.unwrap_or_default();
@@ -25,6 +30,42 @@ pub fn descriptors(pid: u32) -> Descriptors {
             found.add("inotify watch", watches.count());
         }
         found.add(&kind, 1);
+    }
+    found
+}
+
+/// The families of the network tables, and in which column each has the socket's inode.
+const FAMILIES: [(&str, usize); 6] = [
+    ("unix", 6),
+    ("netlink", 9),
+    ("tcp", 9),
+    ("tcp6", 9),
+    ("udp", 9),
+    ("udp6", 9),
+];
+
+/// What the sockets of a network namespace are, by what a link to each says.
+fn sockets(net: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for (family, column) in FAMILIES {
+        let table = fs::read_to_string(net.join(family)).unwrap_or_default();
+        for line in table.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let Some(inode) = fields.get(column) else {
+                continue;
+            };
+            // Of a Unix socket the path, of a netlink socket the protocol.
+            let more = match family {
+                "unix" => fields.get(column + 1),
+                "netlink" => fields.get(1),
+                _ => None,
+            };
+            let kind = match more {
+                Some(more) => format!("{family} socket {more}"),
+                None => format!("{family} socket"),
+            };
+            found.insert(format!("socket:[{inode}]"), kind);
+        }
     }
     found
 }
@@ -104,12 +145,15 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(
-            (seen.of("socket"), seen.of("net namespace")),
+            (seen.of("unix socket"), seen.of("net namespace")),
             (1, 1),
             "{seen}"
         );
         let before = Descriptors::default();
-        assert!(seen.more_than(&before).any(|more| more == ("socket", 1)));
+        assert!(
+            seen.more_than(&before)
+                .any(|more| more == ("unix socket", 1))
+        );
         assert_eq!(before.more_than(&seen).count(), 0);
     }
 }

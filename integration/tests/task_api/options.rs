@@ -16,7 +16,7 @@ use containerd_shim_protos::{
     shim::oci::Options,
     types::introspection::RuntimeInfo,
 };
-use crab_integration::{CgroupMode, Runtime, Testbed, Tool, poll, processes};
+use crab_integration::{BUSYBOX, CgroupMode, RunOptions, Runtime, Testbed, Tool, poll, processes};
 use serde_json::Value;
 
 use crate::{
@@ -96,6 +96,23 @@ fn the_runtime_its_root_and_its_flags_are_obeyed() -> Result<()> {
             assert!(create.contains(flag), "{runtime:?}: {create}");
         }
         assert!(root.join("crab-by-hand").join(&alone.calls.id).is_dir());
+    }
+    Ok(())
+}
+
+/// The CRI makes such a path of a pod's slice, whoever manages the host's cgroups.
+#[test]
+fn a_unit_of_systemd_is_a_directory_where_no_systemd_runs() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let client = testbed.ctr();
+    for runtime in BOTH {
+        let path = format!("crab.slice:test:{}", runtime.handler());
+        let options = RunOptions::new()
+            .runtime(runtime)
+            .flags(["--cgroup", &path]);
+        let sandbox = client.run(BUSYBOX, options)?;
+        let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", sandbox.pid()?))?;
+        ensure!(cgroups.contains(&path), "{runtime:?}: {cgroups}");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ const SHARED_PROCESSES: &str = "its process namespace is shared with its pod or 
 /// Whether CRIU can be asked to dump what is in the cgroup, and would do no harm. Found
 /// out before anything is frozen.
 pub(crate) fn can_dump(container: &Container, cgroup: &Cgroup, init: i32) -> Result<Criu, String> {
-    container.runtime.driver().process_images()?;
+    container.runtime.driver().dumps()?;
     let criu = container.criu()?;
     // With the init, keep-alive or not: a dump takes it along.
     let all = Set::of(cgroup, None).map_err(|e| e.to_string())?;
@@ -52,6 +52,8 @@ impl Capture {
         if !self.container.bundle.has_own_processes() {
             return Err(SHARED_PROCESSES.into());
         }
+        // One that cannot come back here is of no use to a rollback.
+        self.container.runtime.driver().process_images()?;
         can_dump(&self.container, &self.cgroup, self.init)
     }
 
