@@ -58,6 +58,8 @@ cgroup_create() {
             fi
         done
         if [ "$type" = cgroup2 ]; then
+            # Controllers can be handed down only from a cgroup without processes: where they are instead.
+            mkdir "$dir/init"
             # A controller that the machine keeps for itself is missing inside as well.
             for f in $(<"$mount/cgroup.controllers"); do
                 echo "+$f" 2>/dev/null >"$mount/cgroup.subtree_control" || true
@@ -71,6 +73,14 @@ cgroup_enter() {
     local dir
     while read -r dir; do
         echo "$BASHPID" >"$dir/cgroup.procs" || die "cannot enter the cgroup $dir"
+    done <"$1/cgroups"
+}
+
+# cgroup_leaf RUN: that below the v2 one in which the processes of the host itself are.
+cgroup_leaf() {
+    local dir
+    while read -r dir; do
+        [ ! -d "$dir/init" ] || echo "$dir/init"
     done <"$1/cgroups"
 }
 

@@ -57,7 +57,6 @@ mount -t debugfs debugfs "$new/sys/kernel/debug" || true
 # The cgroup namespace was made inside the run's cgroups, so the roots of these mounts are those.
 if [ "$CGROUP" = v2 ]; then
     mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 "$new/sys/fs/cgroup"
-    unified=$new/sys/fs/cgroup
 else
     mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs "$new/sys/fs/cgroup"
     while read -r mount options; do
@@ -75,13 +74,9 @@ else
                 ;;
         esac
     done <<<"$hierarchies"
-    unified=$new/sys/fs/cgroup/unified
-    mkdir "$unified"
-    mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 "$unified"
+    mkdir "$new/sys/fs/cgroup/unified"
+    mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 "$new/sys/fs/cgroup/unified"
 fi
-# Controllers can be handed down only from a cgroup without processes.
-mkdir "$unified/init"
-echo $$ >"$unified/init/cgroup.procs"
 
 cd "$new"
 pivot_root . .old

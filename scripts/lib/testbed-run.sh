@@ -124,7 +124,8 @@ run_testbed() {
         # killed, its child goes with it, and so PID 1 inside and everything below.
         exec env -i --default-signal=INT,QUIT "${PASS[@]}" \
             setpriv --pdeathsig KILL \
-            unshare --mount --propagation private --uts --ipc --net --cgroup --pid --fork --kill-child=KILL -- \
+            unshare --cgroup -- bash -c 'echo $$ >"$1" && shift && exec "$@"' _ "$(cgroup_leaf "$RUN")/cgroup.procs" \
+            unshare --mount --propagation private --uts --ipc --net --pid --fork --kill-child=KILL -- \
             bash "$LIB/testbed-enter.sh" "$ROOT" "$RUN" "$REPO" "${IMAGES:-}" "$CGROUP" "$CLIENTS" "$mode" "$SERVICES" "${CMD[@]}"
     ) 4>>"$RUN/report" <&0 &
     UNIT=$!
