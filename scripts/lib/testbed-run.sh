@@ -122,6 +122,7 @@ run_testbed() {
         [ -z "${STATE_LOCK:-}" ] || exec {STATE_LOCK}>&-
         # A background job of a script ignores SIGINT; the command must not. And if this script is
         # killed, its child goes with it, and so PID 1 inside and everything below.
+        # shellcheck disable=SC2016 # expanded there
         exec env -i --default-signal=INT,QUIT "${PASS[@]}" \
             setpriv --pdeathsig KILL \
             unshare --cgroup -- bash -c 'echo $$ >"$1" && shift && exec "$@"' _ "$(cgroup_leaf "$RUN")/cgroup.procs" \
