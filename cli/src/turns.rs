@@ -196,6 +196,7 @@ fn cost(class: Class, cost: &Cost) -> [String; 3] {
     if class == Class::None
         && *cost
             == (Cost {
+                boundary_us: cost.boundary_us,
                 decide_us: cost.decide_us,
                 ..Cost::default()
             })

@@ -29,5 +29,5 @@ pub use fault::{ConfigError, Fault};
 pub use load::{CONFIG_ENV, DEFAULT_PATH};
 pub use overrides::{ANNOTATIONS, Ignored};
 pub use schema::{PerSandbox, SETTINGS, Setting};
-pub use settings::{BUILT_IN, Checkpoints, Config, LogLevel, Runtime};
+pub use settings::{BUILT_IN, Checkpoints, Config, LogLevel, Runtime, Turns};
 pub use value::Kind;

@@ -71,7 +71,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 11] = [
+pub const SETTINGS: [Setting; 12] = [
     Setting {
         section: "",
         key: "store",
@@ -183,10 +183,23 @@ pub const SETTINGS: [Setting; 11] = [
         per_sandbox: PerSandbox::No,
         field: Field::Number(|config| &mut config.checkpoints.staging_bytes),
     },
+    Setting {
+        section: "turns",
+        key: "merge_gap_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 0,
+            max: 10_000,
+        },
+        what: "An exec that begins so soon after the last one ended belongs to the same turn: no model answers so fast.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(10_000),
+        field: Field::Number(|config| &mut config.turns.merge_gap_ms),
+    },
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 2] = ["runtime", "checkpoints"];
+pub(crate) const SECTIONS: [&str; 3] = ["runtime", "checkpoints", "turns"];
 
 impl Setting {
     /// The setting `key` of `section`.

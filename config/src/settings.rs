@@ -23,6 +23,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// When and how checkpoints are taken.
     pub checkpoints: Checkpoints,
+    /// When turns end.
+    pub turns: Turns,
 }
 
 impl Default for Config {
@@ -34,6 +36,7 @@ impl Default for Config {
             log_level: LogLevel::Info,
             runtime: Runtime::default(),
             checkpoints: Checkpoints::default(),
+            turns: Turns::default(),
         }
     }
 }
@@ -100,6 +103,26 @@ impl Checkpoints {
     /// `max_gate_ms` as a duration.
     pub fn max_gate(&self) -> Duration {
         Duration::from_millis(self.max_gate_ms)
+    }
+}
+
+/// When turns end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turns {
+    /// An exec that begins so soon after the last one ended belongs to its turn.
+    pub merge_gap_ms: u64,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { merge_gap_ms: 150 }
+    }
+}
+
+impl Turns {
+    /// `merge_gap_ms` as a duration.
+    pub fn merge_gap(&self) -> Duration {
+        Duration::from_millis(self.merge_gap_ms)
     }
 }
 

@@ -52,7 +52,7 @@ pub use crab::{Crab, PsRow, Refusal, Turn, Turns};
 pub use cri::{ContainerOptions, Cri, Pod, PodContainer, PodOptions};
 pub use cycles::Cycles;
 pub use deaf::Deaf;
-pub use driver::Driver;
+pub use driver::{Driver, EACH_EXEC_A_TURN};
 pub use events::{Event, Events};
 pub use nerdctl::{Nerdctl, NerdctlContainer};
 pub use sandbox::{ExecOptions, Sandbox, State, sleeper};

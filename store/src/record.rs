@@ -152,7 +152,10 @@ pub struct TurnRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cost {
-    /// From the turn's end to its class, in microseconds.
+    /// From the turn's end until the sandbox was looked at, in microseconds.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub boundary_us: u64,
+    /// From that look to the turn's class.
     pub decide_us: u64,
     /// The capture, until it let go of the sandbox.
     pub capture_us: u64,
@@ -164,6 +167,10 @@ pub struct Cost {
     pub bytes_stored: u64,
     /// What was given to the store, before dedup and compression.
     pub bytes_raw: u64,
+}
+
+fn is_nothing(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A path that a turn left different.

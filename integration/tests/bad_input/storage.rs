@@ -5,7 +5,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Swapped, Testbed, Tool};
+use crab_integration::{BUSYBOX, DEBIAN, EACH_EXEC_A_TURN, RunOptions, Swapped, Testbed, Tool};
 use crab_store::Class;
 
 use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, mounted::Mounted, refuses};
@@ -53,7 +53,7 @@ impl SmallStore {
         fs::create_dir_all(SMALL)?;
         let size = format!("size={mib}m");
         let disk = Mounted::new(&["-t", "tmpfs", "-o", &size, "small"], SMALL)?;
-        let config = format!("store = \"{SMALL}/store\"\n");
+        let config = format!("store = \"{SMALL}/store\"\n{EACH_EXEC_A_TURN}");
         Ok(Self {
             _disk: disk,
             _config: Swapped::with(CONFIG, &config)?,

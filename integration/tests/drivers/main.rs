@@ -9,7 +9,7 @@ mod lacking;
 use std::fs;
 
 use anyhow::{Context, Result};
-use crab_integration::{Client, Sandbox, Swapped};
+use crab_integration::{Client, EACH_EXEC_A_TURN, Sandbox, Swapped};
 
 /// Where shims look for what is configured.
 const CONFIG: &str = "/etc/crab/config.toml";
@@ -33,7 +33,8 @@ fn strange() -> Result<Swapped> {
 
 /// Has the shims started from now on drive this runtime.
 fn configured(binary: &str) -> Result<Swapped> {
-    Swapped::with(CONFIG, &format!("[runtime]\nbinary = \"{binary}\"\n"))
+    let text = format!("[runtime]\nbinary = \"{binary}\"\n{EACH_EXEC_A_TURN}");
+    Swapped::with(CONFIG, &text)
 }
 
 /// The runtime that drives a container.

@@ -19,6 +19,7 @@
 mod dump;
 mod evidence;
 mod frozen;
+mod mark;
 mod roots;
 mod take;
 
@@ -41,6 +42,7 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::dump::can_dump;
 use self::dump::entries;
+pub(crate) use self::mark::Mark;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},

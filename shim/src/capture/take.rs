@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use crab_api::tracer::Effects;
 use crab_runtime::procs::Set;
 use crab_store::{Class, Cost};
@@ -39,6 +39,12 @@ fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
 impl Capture {
     /// Decides what the time since the newest capture needs, and takes it.
     pub(crate) fn take(&mut self) -> Result<Taken> {
+        let taken = self.take_if(true)?;
+        taken.context("a capture that may freeze was refused a freeze")
+    }
+
+    /// The same; nothing if it needs a freeze and must not have one.
+    pub(super) fn take_if(&mut self, may_freeze: bool) -> Result<Option<Taken>> {
         let start = Instant::now();
         let now = self.effects();
         let set = self.processes()?;
@@ -49,7 +55,7 @@ impl Capture {
         if seen == Seen::FilesUntouched && !self.owed && half == ProcessHalf::Unchanged {
             self.unseen = unseen;
             self.base = now.ok();
-            return Ok(self.nothing(&seen, start));
+            return Ok(Some(self.nothing(&seen, start)));
         }
         // A mapping that was made and is gone again counts, too.
         let made = match (&self.base, &now) {
@@ -62,6 +68,9 @@ impl Capture {
             }
             _ => true,
         };
+        if moved && !may_freeze {
+            return Ok(None);
+        }
         let mut look = Look {
             start,
             seen,
@@ -80,23 +89,29 @@ impl Capture {
         self.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
-        let taken = if look.half.needs_image() || in_motion {
-            self.take_frozen(look)
+        let running = if look.half.needs_image() || in_motion {
+            Err(look)
         } else {
-            self.take_running(look, &set)
-        }?;
+            self.take_running(look, &set)?
+        };
+        let taken = match running {
+            Ok(taken) => taken,
+            Err(_) if !may_freeze => return Ok(None),
+            Err(look) => self.take_frozen(look)?,
+        };
         self.owed = false;
         self.reread = false;
-        Ok(taken)
+        Ok(Some(taken))
     }
 
-    /// Without a freeze; falls back to one when something moved meanwhile.
-    fn take_running(&mut self, mut look: Look, set: &Set) -> Result<Taken> {
+    /// Without a freeze; gives the look back when one is needed, as something moved
+    /// meanwhile.
+    fn take_running(&mut self, mut look: Look, set: &Set) -> Result<Result<Taken, Look>> {
         let scans = self.scan(set, look.reread)?;
         let count = scans.count();
         if let Some(in_use) = self.held_change(&scans, set) {
             look.half = held(&in_use);
-            return self.take_frozen(look);
+            return Ok(Err(look));
         }
         let decide_us = micros(look.start.elapsed());
         let class = decide::class(count > 0, &look.half);
@@ -112,7 +127,7 @@ impl Capture {
         let staged =
             staged.filter(|staged| whole && staged.iter().all(|(_, s)| s.torn().is_empty()));
         let Some(roots) = staged else {
-            return self.take_frozen(look);
+            return Ok(Err(look));
         };
         self.base = look.epoch;
         let processes = match &look.half {
@@ -123,7 +138,7 @@ impl Capture {
             }
             _ => StagedProcesses::Kept,
         };
-        Ok(Taken {
+        Ok(Ok(Taken {
             class,
             reason: decide::reason(&look.seen, count, &look.half),
             unobserved: unobserved(&look.seen),
@@ -136,7 +151,7 @@ impl Capture {
             files_changed: count as u64,
             changed,
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
-        })
+        }))
     }
 }
 

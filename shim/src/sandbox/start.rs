@@ -144,7 +144,7 @@ impl Container {
             this.look_for_oom(false);
             this.processes.exited(&exec, pid, exit);
             if let Some(turns) = this.turns() {
-                turns.ended(&exec, Some(exit.status));
+                turns.ended(&exec, Some(exit));
             }
         });
     }

@@ -85,10 +85,10 @@ impl Task {
             Some((request, manifest)) => self.note_restore(request, &manifest),
             None => {
                 let command = command_line(self.container.bundle.args());
-                let open = Open::new(next, command, Duration::ZERO);
+                let open = Open::new(next, Trigger::Start, command, Duration::ZERO);
                 // Restored from a client's images, it runs already.
                 let look = if fresh { Way::Initial } else { Way::Turn };
-                if let Err(error) = self.boundary(open, Trigger::Start, look).await {
+                if let Err(error) = self.boundary(open, look).await {
                     // The container starts nevertheless; the next turn tries again.
                     tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
                 }

@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! exec starts --Begin--> [ open turn ] <--Begin-- further execs
-//! exec ends   --Ended--> last one? --boundary--> take --stage--> publish (behind)
+//! exec ends   --Ended--> last one? --gap--> boundary: take --stage--> publish (behind)
 //! ```
+//! What happens in the gap is said in [`closing`].
+//!
 //! While a boundary is being looked at, or a rollback is under way, messages wait:
 //! that is the gate. A begin that waits longer than the configured limit goes on
 //! regardless; the capture then either was frozen over it, or notices by the
@@ -15,6 +17,7 @@
 //! to whoever asks.
 
 mod begin;
+mod closing;
 mod record;
 mod rollback;
 mod task;
@@ -25,7 +28,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
-use crab_runtime::oci::CheckpointOptions;
+use crab_runtime::{oci::CheckpointOptions, reaper::Exit};
 use crab_store::{Class, Cost, TurnId, command_line};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -74,7 +77,7 @@ enum Message {
     },
     Ended {
         exec: String,
-        exit: Option<u32>,
+        exit: Option<Exit>,
     },
     BeforeStart {
         beginning: Box<Beginning>,
@@ -171,7 +174,7 @@ impl Turns {
     }
 
     /// An exec has ended, or did not start (no exit status).
-    pub(crate) fn ended(&self, exec: &str, exit: Option<u32>) {
+    pub(crate) fn ended(&self, exec: &str, exit: Option<Exit>) {
         self.send(Message::Ended {
             exec: exec.into(),
             exit,

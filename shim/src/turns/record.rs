@@ -15,7 +15,7 @@ use super::{
     task::{History, Open, Pending, Task},
 };
 use crate::{
-    capture::{Taken, micros},
+    capture::Taken,
     publish::{Publication, Published},
     sandbox::unix_ms,
 };
@@ -33,12 +33,8 @@ pub(super) enum Way {
 
 impl Task {
     /// Looks at the sandbox, takes what is needed, and writes the turn down.
-    pub(super) async fn boundary(
-        &mut self,
-        open: Open,
-        trigger: Trigger,
-        way: Way,
-    ) -> Result<Checkpointed> {
+    pub(super) async fn boundary(&mut self, mut open: Open, way: Way) -> Result<Checkpointed> {
+        self.collect(false).await;
         self.finish_pending().await;
         if way != Way::Initial {
             self.settle_watch().await;
@@ -47,22 +43,8 @@ impl Task {
             Ok(history) => history,
             Err(reason) => bail!("{reason}"),
         };
-        let mut record = TurnRecord {
-            turn: open.turn,
-            trigger,
-            command: open.command,
-            began_ms: unix_ms(open.began),
-            ended_ms: unix_ms(SystemTime::now()),
-            exit: open.exit,
-            class: Class::None,
-            reason: String::new(),
-            unobserved: None,
-            checkpoint: None,
-            degraded: None,
-            cost: Cost::default(),
-            files_changed: 0,
-            changed: Vec::new(),
-        };
+        open.look_begins();
+        let record = open.record();
         let capture = history.capture.take();
         self.tell(|status| status.capturing = true);
         let taken = match capture {
@@ -96,7 +78,6 @@ impl Task {
             }
         };
         self.tell(|status| status.unobserved = taken.unobserved.clone());
-        record.cost.gate_us = micros(open.gate);
         self.record(record, taken, way)
     }
 
@@ -106,12 +87,17 @@ impl Task {
         taken: Taken,
         way: Way,
     ) -> Result<Checkpointed> {
-        let gate_us = record.cost.gate_us;
+        let Cost {
+            gate_us,
+            boundary_us,
+            ..
+        } = record.cost;
         record.class = taken.class;
         record.reason = taken.reason;
         record.unobserved = taken.unobserved;
         record.cost = Cost {
             gate_us,
+            boundary_us,
             ..taken.cost
         };
         record.files_changed = taken.files_changed;
@@ -260,7 +246,7 @@ impl Task {
             bail!("{reason}");
         }
         let open = self.manual_open().context("the sandbox has not begun")?;
-        let mut answer = self.boundary(open, Trigger::Manual, Way::OnDemand).await?;
+        let mut answer = self.boundary(open, Way::OnDemand).await?;
         let failed = self.finish_pending().await;
         let history = match &self.history {
             Ok(history) => history,
@@ -280,6 +266,7 @@ impl Task {
     /// A turn that has the next number, without taking it: see [`Self::record`].
     pub(super) fn manual_open(&self) -> Option<Open> {
         let history = self.history.as_ref().ok()?;
-        Some(Open::new(history.next, String::new(), Duration::ZERO))
+        let (turn, command) = (history.next, String::new());
+        Some(Open::new(turn, Trigger::Manual, command, Duration::ZERO))
     }
 }

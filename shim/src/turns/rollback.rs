@@ -22,9 +22,7 @@ use crab_runtime::{
     mount::check_unused,
     overlay::OverlayMount,
 };
-use crab_store::{
-    Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, Tree, Trigger, TurnId,
-};
+use crab_store::{Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, Tree, TurnId};
 
 use super::{RolledBack, record::Way, task::Task};
 use crate::{
@@ -120,14 +118,14 @@ impl Task {
     /// Sees to it that the state of now is a checkpoint, and tells which. A turn
     /// that is open ends here.
     async fn secure(&mut self) -> Result<Manifest> {
-        let (open, trigger, way) = match self.open.take() {
-            Some(open) => (Some(open), Trigger::Exec, Way::Turn),
-            None => (self.manual_open(), Trigger::Manual, Way::OnDemand),
+        let (open, way) = match self.open.take() {
+            Some(open) => (Some(open), Way::Turn),
+            None => (self.manual_open(), Way::OnDemand),
         };
         self.tell(|status| status.open = false);
         let open = open.context("the sandbox has not begun")?;
         let taken = self
-            .boundary(open, trigger, way)
+            .boundary(open, way)
             .await
             .context("checkpoint the state of now")?;
         let failed = self.finish_pending().await;

@@ -9,11 +9,27 @@ use std::{
 
 use anyhow::Result;
 use crab_api::tracer::Effects;
-use crab_store::{Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord};
-use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use crab_runtime::reaper::Exit;
+use crab_store::{
+    Class, Cost, Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord,
+};
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinHandle},
+    time::{sleep, sleep_until},
+};
 
-use super::{Message, Status, record::Way};
-use crate::{capture::Capture, idle, publish::Published, sandbox::Container, tracer::Tracer};
+use super::{
+    Message, Status,
+    closing::{Closing, Early},
+};
+use crate::{
+    capture::{Capture, micros},
+    idle,
+    publish::Published,
+    sandbox::{Container, unix_ms},
+    tracer::Tracer,
+};
 
 /// How many records are kept for a journal that cannot be written.
 const MAX_UNWRITTEN: usize = 1024;
@@ -21,23 +37,81 @@ const MAX_UNWRITTEN: usize = 1024;
 /// A turn that is not over.
 pub(super) struct Open {
     pub(super) turn: TurnId,
+    pub(super) trigger: Trigger,
     pub(super) command: String,
     pub(super) began: SystemTime,
     pub(super) gate: Duration,
     /// Foreground execs that still run.
     pub(super) execs: HashSet<String>,
     pub(super) exit: Option<i32>,
+    /// When the last of them ended; nothing while it goes on.
+    ended: Option<SystemTime>,
+    pub(super) over: Option<Instant>,
+    /// How long after that it was looked at.
+    boundary: Option<Duration>,
 }
 
 impl Open {
-    pub(super) fn new(turn: TurnId, command: String, gate: Duration) -> Self {
+    pub(super) fn new(turn: TurnId, trigger: Trigger, command: String, gate: Duration) -> Self {
         Self {
             turn,
+            trigger,
             command,
             began: SystemTime::now(),
             gate,
             execs: HashSet::new(),
             exit: None,
+            ended: None,
+            over: None,
+            boundary: None,
+        }
+    }
+
+    /// Nothing holds it open any more since this time.
+    fn ended_at(&mut self, at: SystemTime) {
+        self.ended = Some(at);
+        let now = Instant::now();
+        let since = at.elapsed().unwrap_or_default();
+        self.over = Some(now.checked_sub(since).unwrap_or(now));
+    }
+
+    /// It goes on.
+    pub(super) fn again(self) -> Self {
+        Self {
+            ended: None,
+            over: None,
+            boundary: None,
+            ..self
+        }
+    }
+
+    /// It is looked at; what counts is the first time.
+    pub(super) fn look_begins(&mut self) {
+        let since = self.over.map(|over| over.elapsed());
+        self.boundary = self.boundary.or(since);
+    }
+
+    /// Its record, as far as it is known before it is looked at.
+    pub(super) fn record(self) -> TurnRecord {
+        TurnRecord {
+            turn: self.turn,
+            trigger: self.trigger,
+            command: self.command,
+            began_ms: unix_ms(self.began),
+            ended_ms: unix_ms(self.ended.unwrap_or_else(SystemTime::now)),
+            exit: self.exit,
+            class: Class::None,
+            reason: String::new(),
+            unobserved: None,
+            checkpoint: None,
+            degraded: None,
+            cost: Cost {
+                gate_us: micros(self.gate),
+                boundary_us: micros(self.boundary.unwrap_or_default()),
+                ..Cost::default()
+            },
+            files_changed: 0,
+            changed: Vec::new(),
         }
     }
 }
@@ -74,6 +148,10 @@ pub(super) struct Task {
     pub(super) status: Arc<Mutex<Status>>,
     pub(super) history: Result<History, String>,
     pub(super) open: Option<Open>,
+    /// A turn whose last exec has ended just now.
+    pub(super) closing: Option<Closing>,
+    /// A look at the sandbox that goes on behind the messages; it has the capture.
+    pub(super) early: Option<Early>,
 }
 
 impl Task {
@@ -89,36 +167,37 @@ impl Task {
             status,
             history: Err("the container is not started yet".into()),
             open: None,
+            closing: None,
+            early: None,
         }
     }
 
     pub(super) async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
         let mut rests = false;
         loop {
-            let message = {
-                let pending = self
-                    .history
-                    .as_mut()
-                    .ok()
-                    .and_then(|history| history.pending.as_mut());
-                match pending {
-                    // A published checkpoint is told at once, not at the next turn.
-                    Some(pending) => tokio::select! {
-                        message = messages.recv() => message,
-                        result = &mut pending.task => {
-                            self.settle_pending(result);
-                            continue;
-                        }
-                    },
-                    None if rests => messages.recv().await,
-                    None => match timeout(idle::AFTER, messages.recv()).await {
-                        Ok(message) => message,
-                        Err(_) => {
-                            idle::let_go();
-                            rests = true;
-                            continue;
-                        }
-                    },
+            let due = self.due();
+            let pending = match &mut self.history {
+                Ok(history) => history.pending.as_mut(),
+                Err(_) => None,
+            };
+            let is_idle = pending.is_none() && due.is_none() && !rests;
+            // What was said before the time ran out is heard before.
+            let message = tokio::select! {
+                biased;
+                message = messages.recv() => message,
+                // A published checkpoint is told at once, not at the next turn.
+                result = published(pending) => {
+                    self.settle_pending(result);
+                    continue;
+                }
+                () = at(due) => {
+                    self.conclude().await;
+                    continue;
+                }
+                () = sleep(idle::AFTER), if is_idle => {
+                    idle::let_go();
+                    rests = true;
+                    continue;
                 }
             };
             rests = false;
@@ -134,7 +213,17 @@ impl Task {
         }
     }
 
+    /// When something is to be done without a message.
+    fn due(&self) -> Option<Instant> {
+        self.closing.as_ref().map(|closing| closing.until)
+    }
+
     async fn handle(&mut self, message: Message) {
+        if !matches!(message, Message::Begin { .. } | Message::Ended { .. }) {
+            // Whatever it is, it is no part of a turn that is closing, and may need the
+            // capture.
+            self.settle_turn().await;
+        }
         match message {
             Message::Begin {
                 exec,
@@ -142,6 +231,7 @@ impl Task {
                 at,
                 go,
             } => {
+                self.go_on(at).await;
                 self.begin(exec, command, at.elapsed());
                 let _ = go.send(());
             }
@@ -186,7 +276,7 @@ impl Task {
         let open = self.open.get_or_insert_with(|| {
             let turn = history.next;
             history.next = turn.next();
-            Open::new(turn, command, gate)
+            Open::new(turn, Trigger::Exec, command, gate)
         });
         open.execs.insert(exec);
         let turn = open.turn.0;
@@ -196,29 +286,51 @@ impl Task {
         });
     }
 
-    async fn ended(&mut self, exec: &str, exit: Option<u32>) {
+    async fn ended(&mut self, exec: &str, exit: Option<Exit>) {
         let Some(open) = &mut self.open else { return };
         if !open.execs.remove(exec) {
             return;
         }
-        open.exit = exit.map(|status| status as i32).or(open.exit);
+        open.exit = exit.map(|exit| exit.status as i32).or(open.exit);
         if !open.execs.is_empty() {
             return;
         }
-        let Some(open) = self.open.take() else { return };
-        self.tell(|status| status.open = false);
-        if let Err(error) = self.boundary(open, Trigger::Exec, Way::Turn).await {
-            tracing::error!(error = %format!("{error:#}"), "no checkpoint of this turn");
+        open.ended_at(exit.map_or_else(SystemTime::now, |exit| exit.at));
+        if let Some(open) = self.open.take() {
+            self.close_after_gap(open).await;
         }
     }
 
+    /// Nothing is closing any more, and the capture is where it belongs.
+    async fn settle_turn(&mut self) {
+        self.conclude().await;
+        self.collect(false).await;
+    }
+
     async fn close(&mut self) {
+        self.settle_turn().await;
         self.finish_pending().await;
         if let Some(watch) = self.watch.take() {
             watch.abort();
         }
         self.tracer.unwatch().await;
         self.history = Err("the sandbox is being deleted".into());
+    }
+}
+
+/// When the checkpoint on its way is in the store, or failed; never if there is none.
+async fn published(pending: Option<&mut Pending>) -> Result<Result<Published>, JoinError> {
+    match pending {
+        Some(pending) => (&mut pending.task).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// At this time; never if there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => std::future::pending().await,
     }
 }
 

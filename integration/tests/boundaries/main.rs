@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Where turns end, for the ways in which agents drive a sandbox.
+
+mod execs;
