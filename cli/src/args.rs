@@ -92,9 +92,12 @@ pub(crate) enum Command {
     },
     /// Show one turn in detail
     ///
-    /// Its command, its class and why, what it changed and what it cost, and
-    /// what is in the checkpoint that holds its state. Reads the store: no
-    /// daemon is needed.
+    /// Its command, its class and why, and what it cost; what is in the
+    /// checkpoint that holds its state; and its effects: the files that it left
+    /// added (+), changed (~) or removed (-) with their sizes, the processes
+    /// that it left started (+), changed (~) or ended (-), where these listen,
+    /// what went out and cannot be undone, and what was ignored by which rule.
+    /// Reads the store: no daemon is needed.
     Show {
         /// The sandbox
         #[arg(value_name = "S")]

@@ -73,6 +73,7 @@ mod tests {
             cost: Cost::default(),
             files_changed: 0,
             changed: Vec::new(),
+            effects: Default::default(),
         })
     }
 

@@ -16,6 +16,7 @@ mod checkpoint;
 mod context;
 mod docker;
 mod doctor;
+mod effects;
 mod error;
 mod history;
 mod live;

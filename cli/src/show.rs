@@ -3,13 +3,14 @@
 //! `crab show S TURN`: one turn in detail.
 
 use crab_store::{
-    Change, EntryKind, Journal, JournalRecord, Manifest, ProcessEntry, ReadError, SandboxId,
-    SandboxStore, Tree, TurnId,
+    EntryKind, Journal, JournalRecord, Manifest, ProcessEntry, ReadError, SandboxId, SandboxStore,
+    Tree, TurnId,
 };
 use serde::Serialize;
 
 use crate::{
     context::Context,
+    effects,
     error::{CliError, StoreError},
     history::History,
     output::{count, duration, size, utc, visible},
@@ -163,10 +164,10 @@ fn files(tree: &Tree) -> (u64, u64) {
 
 /// Lines of `name  value`.
 #[derive(Default)]
-struct Sheet(String);
+pub(crate) struct Sheet(String);
 
 impl Sheet {
-    fn line(&mut self, name: &str, value: impl AsRef<str>) {
+    pub(crate) fn line(&mut self, name: &str, value: impl AsRef<str>) {
         let value = visible(value.as_ref());
         self.0.push_str(&format!("{name:<12}{value}\n"));
     }
@@ -189,7 +190,7 @@ fn text(show: &Show) -> String {
         sheet.line("note", fault);
     }
     if let Some(turn) = &show.record {
-        changed_lines(&mut sheet, turn);
+        effects::lines(&mut sheet, &turn.record);
     }
     sheet.0
 }
@@ -295,26 +296,4 @@ fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {
         "on disk",
         format!("{} added, {packs}", size(manifest.bytes_stored)),
     );
-}
-
-fn changed_lines(sheet: &mut Sheet, turn: &Turn) {
-    let record = &turn.record;
-    if record.files_changed == 0 {
-        return;
-    }
-    sheet.line("changed", count(record.files_changed, "path", "paths"));
-    for changed in &record.changed {
-        let sign = match changed.change {
-            Change::Added => '+',
-            Change::Changed => '~',
-            Change::Removed => '-',
-        };
-        sheet.line("", format!("{sign} {}", changed.path));
-    }
-    let more = record
-        .files_changed
-        .saturating_sub(record.changed.len() as u64);
-    if more > 0 {
-        sheet.line("", format!("and {more} more"));
-    }
 }

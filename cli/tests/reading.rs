@@ -137,7 +137,8 @@ fn show_tells_what_a_turn_did_and_what_holds_it() {
         "processes   turn 3: 1 process (17 B), by criu 4.1.1\n",
         "     7 server: ./server --port 1\n",
         "history     left by a rollback\n",
-        "+ a\n",
+        "changed     1 path\n",
+        "+ a (17 B)\n",
     ] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }

@@ -209,6 +209,8 @@ mod tests {
         assert_eq!(config.log_level, crate::LogLevel::Debug);
         assert_eq!(config.runtime.freeze_timeout_ms, 1000);
         assert!(!config.checkpoints.enabled);
+        let ignored = parse("[ignore]\npaths = [\n  '/a/**', # a comment\n]\n").unwrap();
+        assert_eq!(ignored.ignore.paths, ["/a/**"]);
         let hex = parse("[checkpoints]\nmax_gate_ms = 0x10").unwrap();
         assert_eq!(hex.checkpoints.max_gate_ms, 16);
     }
@@ -349,6 +351,21 @@ mod tests {
                 "store = '/x'\n[checkpoints]\nstaging_dir = '/x/sandboxes'",
                 3,
                 "must not hold store (/x) or lie in its sandboxes",
+            ),
+            (
+                "[ignore]\npaths = '/x'",
+                2,
+                "ignore.paths: it must be a list of patterns in quotes, as [\"a\", \"b\"], and is the string \"/x\"",
+            ),
+            (
+                "[ignore]\npaths = ['/x', 3]",
+                2,
+                "and is a list with something else in it",
+            ),
+            (
+                "[ignore]\n\npaths = ['/x', 'y']",
+                3,
+                "ignore.paths: the pattern \"y\" must begin with / or **/",
             ),
         ] {
             let error = parse(text).unwrap_err();

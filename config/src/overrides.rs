@@ -137,6 +137,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_sandbox_ignores_is_its_own_to_say_in_place_of_the_hosts() {
+        let mut host = Config::default();
+        host.ignore.paths = vec!["/a/**".into()];
+        let of = |text| of(&host, &[("dev.crab.ignore.paths", text)]);
+        let (config, ignored) = of("**/__pycache__/**  /root/.cache/**");
+        assert_eq!(
+            config.ignore.paths,
+            ["**/__pycache__/**", "/root/.cache/**"]
+        );
+        assert_eq!(ignored, [""; 0]);
+        let (config, ignored) = of("");
+        assert_eq!(config.ignore.paths, [""; 0]);
+        assert_eq!(ignored, [""; 0]);
+        let (config, ignored) = of("/b/** c");
+        assert_eq!(config, host);
+        assert!(ignored[0].contains("the pattern \"c\" must begin with / or **/"));
+    }
+
+    #[test]
     fn what_is_the_hosts_stays_the_hosts() {
         let host = Config::default();
         for (name, text) in [

@@ -6,6 +6,7 @@
 use std::{fmt, path::PathBuf};
 
 use crate::{
+    patterns::PatternsOf,
     settings::{Config, LogLevel},
     value::{Kind, Value},
 };
@@ -23,6 +24,8 @@ pub enum PerSandbox {
     OnlyOff,
     /// A sandbox may say it for itself, but not more than so much.
     UpTo(u64),
+    /// A sandbox may say it for itself.
+    Yes,
 }
 
 impl fmt::Display for PerSandbox {
@@ -31,6 +34,7 @@ impl fmt::Display for PerSandbox {
             Self::No => write!(f, "no"),
             Self::OnlyOff => write!(f, "may be switched off"),
             Self::UpTo(max) => write!(f, "up to {max}"),
+            Self::Yes => write!(f, "yes"),
         }
     }
 }
@@ -61,6 +65,7 @@ enum Field {
     Level(fn(&mut Config) -> &mut LogLevel),
     Path(fn(&mut Config) -> &mut PathBuf),
     SomePath(fn(&mut Config) -> &mut Option<PathBuf>),
+    Patterns(fn(&mut Config) -> &mut Vec<String>),
 }
 
 /// As the kernel has it.
@@ -71,7 +76,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 12] = [
+pub const SETTINGS: [Setting; 13] = [
     Setting {
         section: "",
         key: "store",
@@ -196,10 +201,19 @@ pub const SETTINGS: [Setting; 12] = [
         per_sandbox: PerSandbox::UpTo(10_000),
         field: Field::Number(|config| &mut config.turns.merge_gap_ms),
     },
+    Setting {
+        section: "ignore",
+        key: "paths",
+        kind: Kind::Patterns(PatternsOf::Paths),
+        what: "What of the files does not matter for recovery ([below](#what-does-not-matter)). A turn that changed nothing else gets no checkpoint.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Yes,
+        field: Field::Patterns(|config| &mut config.ignore.paths),
+    },
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 3] = ["runtime", "checkpoints", "turns"];
+pub(crate) const SECTIONS: [&str; 4] = ["runtime", "checkpoints", "turns", "ignore"];
 
 impl Setting {
     /// The setting `key` of `section`.
@@ -230,6 +244,7 @@ impl Setting {
             Field::Level(of) => Some(format!("{:?}", of(config).as_str())),
             Field::Path(of) => Some(quoted(of(config))),
             Field::SomePath(of) => of(config).as_ref().map(quoted),
+            Field::Patterns(of) => Some(format!("{:?}", of(config))),
         }
     }
 
@@ -241,6 +256,7 @@ impl Setting {
             (Field::Level(of), Value::Level(value)) => *of(config) = value,
             (Field::Path(of), Value::Path(value)) => *of(config) = value,
             (Field::SomePath(of), Value::Path(value)) => *of(config) = Some(value),
+            (Field::Patterns(of), Value::Patterns(value)) => *of(config) = value,
             (field, value) => unreachable!("{field:?} is not of the kind of {value:?}"),
         }
     }
@@ -292,7 +308,7 @@ mod tests {
                 Kind::Switch => "false".into(),
                 Kind::Number { min, .. } => min.to_string(),
                 Kind::Level => "trace".into(),
-                Kind::Path { .. } | Kind::Command => "/x/y".into(),
+                Kind::Path { .. } | Kind::Command | Kind::Patterns(_) => "/x/y".into(),
             };
             let value = setting.kind.parse(&text).unwrap();
             let mut config = Config::default();
@@ -314,7 +330,7 @@ mod tests {
                 Kind::Number { unit: "bytes", .. } => {
                     assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
                 }
-                Kind::Number { .. } | Kind::Switch => {}
+                Kind::Number { .. } | Kind::Switch | Kind::Patterns(_) => {}
             }
         }
     }

@@ -25,6 +25,8 @@ pub struct Config {
     pub checkpoints: Checkpoints,
     /// When turns end.
     pub turns: Turns,
+    /// What does not matter for recovery.
+    pub ignore: Ignore,
 }
 
 impl Default for Config {
@@ -37,6 +39,7 @@ impl Default for Config {
             runtime: Runtime::default(),
             checkpoints: Checkpoints::default(),
             turns: Turns::default(),
+            ignore: Ignore::default(),
         }
     }
 }
@@ -124,6 +127,14 @@ impl Turns {
     pub fn merge_gap(&self) -> Duration {
         Duration::from_millis(self.merge_gap_ms)
     }
+}
+
+/// What does not matter for recovery: a turn that changed nothing else gets no
+/// checkpoint. See [`crate::Patterns`] for what the patterns mean.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ignore {
+    /// Patterns of absolute paths in the container.
+    pub paths: Vec<String>,
 }
 
 /// How much is logged.

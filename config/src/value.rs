@@ -4,9 +4,9 @@
 
 use std::{fmt, path::PathBuf};
 
-use toml::de::DeValue;
+use toml::{Spanned, de::DeValue};
 
-use crate::settings::LogLevel;
+use crate::{patterns::PatternsOf, settings::LogLevel};
 
 /// What a setting holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Kind {
     },
     /// The name of a command, to be found on PATH, or an absolute path.
     Command,
+    /// A list of patterns.
+    Patterns(PatternsOf),
 }
 
 /// What a file or an annotation says.
@@ -40,6 +42,7 @@ pub(crate) enum Value {
     Number(u64),
     Level(LogLevel),
     Path(PathBuf),
+    Patterns(Vec<String>),
 }
 
 impl fmt::Display for Kind {
@@ -50,6 +53,7 @@ impl fmt::Display for Kind {
             Self::Level => write!(f, "error, warn, info, debug or trace"),
             Self::Path { .. } => write!(f, "absolute path"),
             Self::Command => write!(f, "command or absolute path"),
+            Self::Patterns(_) => write!(f, "list of patterns"),
         }
     }
 }
@@ -65,6 +69,7 @@ impl Kind {
             Self::Level => "one of error, warn, info, debug and trace".into(),
             Self::Path { .. } => "an absolute path in quotes, without `..` in it".into(),
             Self::Command => "the name of a command or an absolute path, in quotes".into(),
+            Self::Patterns(_) => "a list of patterns in quotes, as [\"a\", \"b\"]".into(),
         }
     }
 
@@ -81,6 +86,13 @@ impl Kind {
             }
             (Self::Level | Self::Path { .. } | Self::Command, DeValue::String(text)) => {
                 self.text(text)
+            }
+            (Self::Patterns(of), DeValue::Array(list)) => {
+                let text = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
+                    DeValue::String(text) => Ok(text.to_string()),
+                    _ => Err(wrong("a list with something else in it")),
+                };
+                patterns(of, list.iter().map(text).collect::<Result<_, _>>()?)
             }
             (_, DeValue::String(text)) => Err(wrong(&format!("the string {}", quoted(text)))),
             (_, DeValue::Boolean(value)) => Err(wrong(&value.to_string())),
@@ -100,6 +112,11 @@ impl Kind {
                 text.parse().ok().and_then(|value| self.number(value))
             }
             Self::Number { .. } => None,
+            // Blanks, because `ctr` takes commas for itself. One within a pattern is
+            // written `?`.
+            Self::Patterns(of) => {
+                return patterns(of, text.split_whitespace().map(Into::into).collect());
+            }
             Self::Level | Self::Path { .. } | Self::Command => return self.text(text),
         };
         parsed.ok_or_else(|| format!("it must be {}, and is {}", self.wanted(), quoted(text)))
@@ -144,6 +161,11 @@ impl Kind {
         };
         value.ok_or_else(|| format!("it must be {}, and is {}", self.wanted(), quoted(text)))
     }
+}
+
+fn patterns(of: PatternsOf, list: Vec<String>) -> Result<Value, String> {
+    of.check(&list)?;
+    Ok(Value::Patterns(list))
 }
 
 /// A text of any size and content, as a part of one line.

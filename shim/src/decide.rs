@@ -107,24 +107,33 @@ pub(crate) fn process_half(evidence: ProcessEvidence) -> ProcessHalf {
     }
 }
 
-/// The class, from both halves.
-pub(crate) fn class(files_changed: bool, processes: &ProcessHalf) -> Class {
-    match (files_changed, processes) {
-        (false, ProcessHalf::Unchanged) => Class::None,
-        (true, ProcessHalf::Unchanged) => Class::Files,
-        (false, _) => Class::Processes,
-        (true, _) => Class::Full,
-    }
+/// The class, from both halves: how many paths changed that matter, and how many that do
+/// not. These call for nothing; what another change calls for holds them too.
+pub(crate) fn class(relevant: usize, ignored: usize, processes: &ProcessHalf) -> Class {
+    let processes = *processes != ProcessHalf::Unchanged;
+    Class::of(relevant > 0 || ignored > 0 && processes, processes)
 }
 
 /// The class's reason, in one line.
-pub(crate) fn reason(seen: &Seen, changed: usize, processes: &ProcessHalf) -> String {
-    let files = match (seen, changed) {
+pub(crate) fn reason(
+    seen: &Seen,
+    changed: usize,
+    ignored: usize,
+    processes: &ProcessHalf,
+) -> String {
+    let mut files = match (seen, changed) {
+        _ if changed == 0 && ignored > 0 => "nothing else changed".to_string(),
         (Seen::FilesUntouched, 0) => "no file was touched".to_string(),
         (_, 0) => "files as before".to_string(),
         (_, 1) => "1 path changed".to_string(),
         (_, n) => format!("{n} paths changed"),
     };
+    if ignored > 0 {
+        files = match ignored {
+            1 => format!("1 path is ignored, {files}"),
+            n => format!("{n} paths are ignored, {files}"),
+        };
+    }
     match processes {
         ProcessHalf::Unchanged => files,
         ProcessHalf::Gone(why) | ProcessHalf::Image(why) => format!("{files}; {why}"),
@@ -227,13 +236,23 @@ mod tests {
     #[test]
     fn the_class_is_the_sum_of_the_halves() {
         let image = ProcessHalf::Image("x".into());
-        assert_eq!(class(false, &ProcessHalf::Unchanged), Class::None);
-        assert_eq!(class(true, &ProcessHalf::Unchanged), Class::Files);
-        assert_eq!(class(false, &image), Class::Processes);
-        assert_eq!(class(true, &image), Class::Full);
-        assert_eq!(
-            class(false, &ProcessHalf::Gone("x".into())),
-            Class::Processes
-        );
+        assert_eq!(class(0, 0, &ProcessHalf::Unchanged), Class::None);
+        assert_eq!(class(2, 0, &ProcessHalf::Unchanged), Class::Files);
+        assert_eq!(class(0, 0, &image), Class::Processes);
+        assert_eq!(class(1, 0, &image), Class::Full);
+        let gone = ProcessHalf::Gone("x".into());
+        assert_eq!(class(0, 0, &gone), Class::Processes);
+    }
+
+    #[test]
+    fn what_is_ignored_calls_for_nothing_and_is_in_what_is_called_for() {
+        let image = ProcessHalf::Image("x".into());
+        assert_eq!(class(0, 5, &ProcessHalf::Unchanged), Class::None);
+        assert_eq!(class(1, 5, &ProcessHalf::Unchanged), Class::Files);
+        assert_eq!(class(0, 5, &image), Class::Full);
+        let reason =
+            |changed, ignored| reason(&Seen::FilesMaybe, changed, ignored, &ProcessHalf::Unchanged);
+        assert_eq!(reason(0, 5), "5 paths are ignored, nothing else changed");
+        assert_eq!(reason(2, 1), "1 path is ignored, 2 paths changed");
     }
 }

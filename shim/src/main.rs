@@ -39,6 +39,7 @@ mod programs;
 mod publish;
 mod publisher;
 mod relay;
+mod relevance;
 mod sandbox;
 mod serve;
 mod shim_cgroup;

@@ -34,6 +34,7 @@ mod chunk;
 mod class;
 mod digest;
 mod durable;
+mod effects;
 mod envelope;
 mod error;
 mod id;
@@ -55,6 +56,10 @@ mod writer;
 pub use chunk::{CHUNK, Content};
 pub use class::Class;
 pub use digest::{Digest, HexError};
+pub use effects::{
+    ChangedProcess, IgnoredBy, ListeningSocket, MAX_PROCESSES, MAX_RULES, ProcessChange,
+    TurnEffects,
+};
 pub use error::{FileError, OpenError, ReadError, WriteError};
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};
@@ -64,7 +69,7 @@ pub use pack_writer::PackWriter;
 pub use reader::ObjectReader;
 pub use record::{
     CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,
-    MAX_COMMAND, MAX_REASON, RollbackRecord, Trigger, TurnRecord, command_line,
+    MAX_COMMAND, MAX_REASON, PathKind, RollbackRecord, Trigger, TurnRecord, command_line,
 };
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
 pub use store::{DEFAULT_ROOT, Store};

@@ -133,6 +133,7 @@ mod tests {
             cost: Cost::default(),
             files_changed: 0,
             changed: Vec::new(),
+            effects: Default::default(),
         })
     }
 

@@ -9,7 +9,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{class::Class, id::TurnId, text::clip};
+use crate::{
+    class::Class,
+    effects::{TurnEffects, clip_in},
+    id::TurnId,
+    text::clip,
+};
 
 /// Longest command line kept, in bytes.
 pub const MAX_COMMAND: usize = 4096;
@@ -23,6 +28,7 @@ pub const MAX_REASON: usize = 1024;
 /// One record of a sandbox's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "kebab-case")]
+#[expect(clippy::large_enum_variant, reason = "nearly every record is a turn's")]
 pub enum JournalRecord {
     /// A turn is over.
     Turn(TurnRecord),
@@ -51,11 +57,6 @@ impl JournalRecord {
     /// The same record with every text within its limit: what comes from
     /// inside a container has any size.
     pub fn bounded(mut self) -> Self {
-        let clip_in = |text: &mut String, max| {
-            if text.len() > max {
-                *text = clip(text, max);
-            }
-        };
         let clip_reason = |reason: &mut Option<String>| {
             if let Some(text) = reason {
                 clip_in(text, MAX_REASON);
@@ -71,6 +72,7 @@ impl JournalRecord {
                 for changed in &mut record.changed {
                     clip_in(&mut changed.path, MAX_CHANGED_PATH);
                 }
+                record.effects.bound();
             }
             Self::CaptureFailed(record) => clip_in(&mut record.reason, MAX_REASON),
             Self::Rollback(_) | Self::Restore(_) | Self::Unknown => {}
@@ -140,12 +142,15 @@ pub struct TurnRecord {
     /// What it cost.
     #[serde(default)]
     pub cost: Cost,
-    /// How many paths were added, changed or removed.
+    /// How many paths were added, changed or removed, those left out that are ignored.
     #[serde(default)]
     pub files_changed: u64,
     /// The first of these, at most [`MAX_CHANGED`].
     #[serde(default)]
     pub changed: Vec<ChangedPath>,
+    /// What else it did, and what of it was ignored.
+    #[serde(default, skip_serializing_if = "TurnEffects::is_empty")]
+    pub effects: TurnEffects,
 }
 
 /// What a turn's checkpoint cost.
@@ -180,6 +185,32 @@ pub struct ChangedPath {
     pub change: Change,
     /// The path in the container, escaped (see [`crate::escape`]).
     pub path: String,
+    /// What it is, or was, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<PathKind>,
+    /// Its length, for a regular file that is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// The length that it had, for one that was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<u64>,
+}
+
+/// What a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A device, FIFO or socket.
+    Special,
+    /// One that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// How a path became different.

@@ -192,7 +192,11 @@ pub(crate) fn turn_record(turn: u64, command: &str, class: Class) -> TurnRecord 
         changed: vec![ChangedPath {
             change: Change::Added,
             path: "a".to_owned(),
+            kind: Some(PathKind::File),
+            size: Some(17),
+            before: None,
         }],
+        effects: TurnEffects::default(),
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Change {
     pub entry: FileKind,
     /// Its length, for a regular file that is there.
     pub size: u64,
+    /// The length that it had, if it was a regular file before.
+    pub before: Option<u64>,
 }
 
 /// What happened to a path.
@@ -58,8 +60,15 @@ pub enum FileKind {
 pub(crate) struct Found {
     pub(crate) path: Box<[u8]>,
     pub(crate) node: Arc<Node>,
-    /// A lower layer shows something at this path.
-    pub(crate) over: bool,
+    /// What a lower layer shows at this path, if it was looked up.
+    pub(crate) over: Option<Over>,
+}
+
+/// An entry of a lower layer that one of the upper directory covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Over {
+    /// Its length, if it is a regular file.
+    pub(crate) size: Option<u64>,
 }
 
 impl Found {
@@ -126,7 +135,7 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
         let kind = match (entry, old) {
             (FileKind::Whiteout, _) => ChangeKind::Removed,
             (_, Some(old)) if file_kind(old, rules) == FileKind::Whiteout => ChangeKind::Added,
-            (_, None) if !found.over => ChangeKind::Added,
+            (_, None) if found.over.is_none() => ChangeKind::Added,
             _ => ChangeKind::Changed,
         };
         changes.push(Change {
@@ -136,6 +145,11 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
             size: match entry {
                 FileKind::File => node.stat.size,
                 _ => 0,
+            },
+            before: match old {
+                Some(old) if !old.nets_out => size_of_file(old),
+                // The upper directory says nothing of what was there.
+                _ => found.over.and_then(|over| over.size),
             },
         });
     }
@@ -155,11 +169,16 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
                 },
                 entry,
                 size: 0,
+                before: size_of_file(old),
             });
         }
         changes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     }
     changes
+}
+
+fn size_of_file(node: &Node) -> Option<u64> {
+    node.stat.is_file().then_some(node.stat.size)
 }
 
 fn file_kind(node: &Node, rules: Rules) -> FileKind {

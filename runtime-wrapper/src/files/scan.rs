@@ -27,7 +27,7 @@ use rustix::{
 
 use super::{
     beneath::{Stat, is_race, open_name, reopen},
-    change::{Change, Found, compare, link},
+    change::{Change, Found, Over, compare, link},
     content::{equal_files, equals_segments},
     index::{Content, Index, IndexError, Node, now, settled},
     lower::{Lower, Lowers, open_root},
@@ -199,6 +199,13 @@ impl Scan {
         (self.nodes, self.torn, index)
     }
 
+    /// Where nothing of this scan is captured, although something has changed: the next
+    /// one is to be compared with the same index again. Only what a mapping may still
+    /// change is taken over, since the mapping may be gone by then.
+    pub fn pass_over(self, index: &mut Index) {
+        index.mapped.extend(self.mapped);
+    }
+
     /// The index to compare the next scan with, if this one found no change:
     /// it no longer needs to read what this one has read.
     pub fn into_index(self) -> Option<Index> {
@@ -231,7 +238,7 @@ impl Run<'_> {
     /// The tag of a directory says whether lower ones are merged with it.
     fn examine(&mut self, visit: &Visit<'_>) -> Result<Descend, WalkError> {
         if visit.mount_point {
-            self.push(visit.path, Arc::new(Node::mount_point(&visit.stat)), false);
+            self.push(visit.path, Arc::new(Node::mount_point(&visit.stat)), None);
             return Ok(Descend::No);
         }
         let forced = self.is_forced(visit);
@@ -242,7 +249,7 @@ impl Run<'_> {
             && settled(visit.stat.ctime, self.index.started)
         {
             let tag = visit.tag && !old.hides_lower;
-            self.push(visit.path, old.clone(), false);
+            self.push(visit.path, old.clone(), None);
             return Ok(Descend::Yes { tag });
         }
         match self.look(visit, old.map(|old| &**old)) {
@@ -274,7 +281,7 @@ impl Run<'_> {
         self.everything || self.mapped.contains(&ino) || self.index.mapped.contains(&ino)
     }
 
-    fn push(&mut self, path: &[u8], node: Arc<Node>, over: bool) {
+    fn push(&mut self, path: &[u8], node: Arc<Node>, over: Option<Over>) {
         let path = path.into();
         self.nodes.push(Found { path, node, over });
     }
@@ -284,7 +291,7 @@ impl Run<'_> {
         &mut self,
         visit: &Visit<'_>,
         old: Option<&Node>,
-    ) -> rustix::io::Result<Option<(Node, bool)>> {
+    ) -> rustix::io::Result<Option<(Node, Option<Over>)>> {
         let fd = open_name(visit.dir, visit.name)?;
         let stat = Stat::of(fd.as_fd())?;
         if stat.ino != visit.stat.ino
@@ -310,13 +317,15 @@ impl Run<'_> {
             FileType::RegularFile => node.content = self.known_content(&fd, &node, old)?,
             _ => {}
         }
-        let mut over = false;
+        let mut over = None;
         if self.rules.is_overlay() && old.is_none_or(|old| old.nets_out) {
             let lower = match visit.tag {
                 true => self.lowers.find(visit.path)?,
                 false => None,
             };
-            over = lower.is_some();
+            over = lower.as_ref().map(|lower| Over {
+                size: lower.stat.is_file().then_some(lower.stat.size),
+            });
             node.nets_out = match &lower {
                 Some(lower) => self.is_copy(&fd, &node, lower)?,
                 // A whiteout that hides nothing.

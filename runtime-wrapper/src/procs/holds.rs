@@ -154,7 +154,7 @@ fn inet_inodes(net: &Path) -> BTreeSet<u64> {
         .collect()
 }
 
-fn sockets_of(proc: &Path) -> impl Iterator<Item = u64> + use<> {
+pub(super) fn sockets_of(proc: &Path) -> impl Iterator<Item = u64> + use<> {
     descriptors(proc, "socket").map(|(_, inode)| inode)
 }
 

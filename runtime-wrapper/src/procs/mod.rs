@@ -15,8 +15,10 @@
 //! it, so that it needs no image. Only the command of the container's own
 //! specification counts for that, never what a process calls itself.
 
+mod changes;
 mod holds;
 mod keep_alive;
+mod listening;
 mod places;
 mod read;
 
@@ -27,7 +29,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::{holds::descriptors, keep_alive::KeepAlive, places::Places};
+pub use self::{
+    changes::ProcessChange, holds::descriptors, keep_alive::KeepAlive, listening::Listening,
+    places::Places,
+};
 use self::{places::NO_CALL, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};
 

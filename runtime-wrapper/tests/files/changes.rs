@@ -2,6 +2,7 @@
 //! What is a change and what is none.
 
 use std::{
+    collections::HashSet,
     fs,
     os::unix::fs::FileExt,
     path::Path,
@@ -81,6 +82,65 @@ fn a_scan_without_changes_gives_an_index_that_reads_nothing_again() {
     assert!(bench.changes(&index).is_empty());
     bench.turn("echo more >>etc/conf");
     assert_eq!(bench.changes(&index), ["~etc/conf"]);
+}
+
+#[test]
+fn what_is_passed_over_is_found_again_and_its_mappings_are_remembered() {
+    if skipped() {
+        return;
+    }
+    let (bench, mut index) = bench();
+    bench.turn("echo x >cache; rm home/two");
+    let scan = bench.scanner().scan(&index, &Default::default()).unwrap();
+    assert_eq!(scan.changes().len(), 2, "{:?}", scan.changes());
+    scan.pass_over(&mut index);
+    assert_eq!(bench.changes(&index), ["+cache", "-home/two"]);
+    // Mapped while it was looked at, and written to after its page was dirty: no time
+    // tells of that, and nobody maps it any more.
+    settle();
+    let mapped = HashSet::from([b"home/one".to_vec()]);
+    let scan = bench.scanner().scan(&index, &mapped).unwrap();
+    scan.pass_over(&mut index);
+    let one = bench.path("merged/home/one");
+    let times = fs::metadata(&one).unwrap().modified().unwrap();
+    fs::write(&one, "ONE\n").unwrap();
+    let file = fs::File::options().write(true).open(&one).unwrap();
+    file.set_modified(times).unwrap();
+    let found = bench.changes(&index);
+    assert!(found.contains(&"~home/one".to_owned()), "{found:?}");
+}
+
+#[test]
+fn a_change_tells_the_size_before_and_after() {
+    if skipped() {
+        return;
+    }
+    let (bench, index) = bench();
+    bench.turn(
+        "echo more >>home/one; echo more >>etc/low; rm home/two etc/own; echo x >new; mkdir dir",
+    );
+    let scan = bench.scanner().scan(&index, &Default::default()).unwrap();
+    let told: Vec<_> = scan
+        .changes()
+        .iter()
+        .map(|change| {
+            (
+                String::from_utf8_lossy(&change.path),
+                change.before,
+                change.size,
+            )
+        })
+        .collect();
+    let told: Vec<_> = told.iter().map(|(path, b, s)| (&**path, *b, *s)).collect();
+    let expected = [
+        ("dir", None, 0),
+        ("etc/low", Some(4), 9),
+        ("etc/own", Some(4), 0),
+        ("home/one", Some(4), 9),
+        ("home/two", Some(4), 0),
+        ("new", None, 2),
+    ];
+    assert_eq!(told, expected);
 }
 
 #[test]

@@ -95,7 +95,11 @@ impl Capture {
         }
         if !look.half.needs_image() {
             let found = self.scan(&stopped, look.reread)?;
-            match self.held_change(&found, &stopped) {
+            let verdict = self.judge(&found, look.whole);
+            let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
+            // As without a freeze: what is passed over needs to fit nothing.
+            let in_use = (class != Class::None).then(|| self.held_change(&found, &stopped));
+            match in_use.flatten() {
                 Some(in_use) => look.half = held(&in_use),
                 None => scans = Some(found),
             }
@@ -111,9 +115,15 @@ impl Capture {
             Some(scans) => scans,
             None => self.scan(&stopped, look.reread)?,
         };
-        let count = scans.count();
-        let changed = self.changed_paths(&scans);
-        let roots = self.stage(scans)?;
+        let verdict = self.judge(&scans, look.whole);
+        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
+        let roots = if class == Class::None {
+            self.pass_over(scans);
+            Vec::new()
+        } else {
+            self.stage(scans)?
+        };
+        self.passed_over = class == Class::None && verdict.passed_over > 0;
         let last = self.processes()?;
         let mut thawed = None;
         if watched && !last.is_empty() {
@@ -122,9 +132,9 @@ impl Capture {
         let frozen_us = micros(frozen.thaw()?);
         drop(still);
         let capture_us = micros(capture.elapsed());
+        let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored);
         self.record(&look.half, last, &places, thawed.as_ref())?;
         self.base = base;
-        let class = decide::class(count > 0, &look.half);
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
             (_, Some(image)) => StagedProcesses::Image(image),
@@ -132,7 +142,12 @@ impl Capture {
         };
         Ok(Taken {
             class,
-            reason: decide::reason(&look.seen, count, &look.half),
+            reason: decide::reason(
+                &look.seen,
+                verdict.relevant,
+                verdict.passed_over,
+                &look.half,
+            ),
             unobserved: unobserved(&look.seen),
             degraded: half.degraded,
             cost: Cost {
@@ -141,8 +156,9 @@ impl Capture {
                 frozen_us,
                 ..Cost::default()
             },
-            files_changed: count as u64,
-            changed,
+            files_changed: verdict.relevant as u64,
+            changed: verdict.changed,
+            effects,
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
         })
     }

@@ -18,6 +18,7 @@ pub(crate) struct Mark {
     unseen: bool,
     reread: bool,
     owed: bool,
+    passed_over: bool,
 }
 
 impl Capture {
@@ -31,8 +32,9 @@ impl Capture {
             unseen: self.unseen,
             reread: self.reread,
             owed: self.owed,
+            passed_over: self.passed_over,
         };
-        let taken = self.take_if(false);
+        let taken = self.take_if(false, false);
         (mark, taken)
     }
 
@@ -45,5 +47,6 @@ impl Capture {
         self.unseen = mark.unseen;
         self.reread = mark.reread;
         self.owed = mark.owed;
+        self.passed_over = mark.passed_over;
     }
 }

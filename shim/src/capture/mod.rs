@@ -10,6 +10,9 @@
 //!     +-- no  --> copy, look at the counters again: moved? then frozen  (optimistic)
 //!     +-- yes --> freeze, CRIU, scan, copy, thaw                        (one freeze)
 //! ```
+//! Changes that a rule ignores are no change here, unless something else has the files
+//! captured: see [`crate::relevance`].
+//!
 //! What comes out is staged: memory, unnamed files, CRIU's image directory. Writing
 //! it to the store is [`crate::publish`]'s, while the sandbox runs again.
 //!
@@ -17,6 +20,7 @@
 //! that there is one at a time.
 
 mod dump;
+mod effects;
 mod evidence;
 mod frozen;
 mod mark;
@@ -37,7 +41,7 @@ use crab_runtime::{
     files::Staged,
     procs::{KeepAlive, Places, Set},
 };
-use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage};
+use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects};
 use tokio::runtime::Handle;
 
 pub(crate) use self::dump::can_dump;
@@ -47,6 +51,7 @@ pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     pipes::SharedPipe,
+    relevance::Relevance,
     sandbox::Container,
     tracer::Tracer,
 };
@@ -78,6 +83,10 @@ pub(crate) struct Capture {
     pub(crate) reread: bool,
     /// A capture failed: files are looked at whatever the counters say.
     pub(crate) owed: bool,
+    /// What does not call for a checkpoint.
+    pub(crate) relevance: Relevance,
+    /// Changes that do not were left out of the newest checkpoint, or may have been.
+    pub(crate) passed_over: bool,
     pub(crate) async_runtime: Handle,
 }
 
@@ -91,6 +100,7 @@ pub(crate) struct Taken {
     pub(crate) cost: Cost,
     pub(crate) files_changed: u64,
     pub(crate) changed: Vec<ChangedPath>,
+    pub(crate) effects: TurnEffects,
     /// Nothing for class none.
     pub(crate) staged: Option<StagedCheckpoint>,
 }
@@ -161,6 +171,7 @@ impl Capture {
             },
             files_changed: 0,
             changed: Vec::new(),
+            effects: Default::default(),
             staged: Some(StagedCheckpoint {
                 roots,
                 processes: StagedProcesses::None,
@@ -182,7 +193,7 @@ impl Capture {
     fn nothing(&self, seen: &Seen, start: Instant) -> Taken {
         Taken {
             class: Class::None,
-            reason: decide::reason(seen, 0, &ProcessHalf::Unchanged),
+            reason: decide::reason(seen, 0, 0, &ProcessHalf::Unchanged),
             unobserved: unobserved(seen),
             degraded: None,
             cost: Cost {
@@ -191,6 +202,7 @@ impl Capture {
             },
             files_changed: 0,
             changed: Vec::new(),
+            effects: Default::default(),
             staged: None,
         }
     }

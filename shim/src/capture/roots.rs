@@ -15,10 +15,13 @@ use crab_runtime::{
     overlay::OverlayMount,
     procs::Set,
 };
-use crab_store::{ChangedPath, Digest, TmpfsImage, escape};
+use crab_store::{Digest, TmpfsImage, escape};
 
 use super::Capture;
-use crate::tracer::Watched;
+use crate::{
+    relevance::{Relevance, Verdict},
+    tracer::Watched,
+};
 
 /// A root that is captured: the upper directory, or a tmpfs.
 pub(crate) struct Root {
@@ -130,6 +133,18 @@ fn below<'a>(path: &'a [u8], dir: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
+/// The path in the container of what lies in a root.
+fn in_container(mount: Option<&Path>, path: &[u8]) -> Vec<u8> {
+    let mut whole = mount.map_or_else(Vec::new, |mount| {
+        mount.as_os_str().as_encoded_bytes().to_vec()
+    });
+    if whole.is_empty() || !path.is_empty() {
+        whole.push(b'/');
+    }
+    whole.extend_from_slice(path);
+    whole
+}
+
 /// Whether a change at `path` changes something that is held: the path itself, or,
 /// where it is gone or is something else, anything below it.
 fn touches(change: &Change, held: &BTreeSet<Vec<u8>>) -> bool {
@@ -216,28 +231,31 @@ impl Capture {
         self.roots.iter().zip(&scans.scans).find_map(in_use)
     }
 
-    pub(super) fn changed_paths(&self, scans: &Scans) -> Vec<ChangedPath> {
-        scans
-            .changes()
-            .take(crab_store::MAX_CHANGED)
-            .map(|(root, change)| {
-                let mut path = self.roots[root]
-                    .mount
-                    .as_deref()
-                    .map(|mount| mount.as_os_str().as_encoded_bytes().to_vec())
-                    .unwrap_or_default();
-                path.push(b'/');
-                path.extend_from_slice(&change.path);
-                ChangedPath {
-                    change: match change.kind {
-                        ChangeKind::Added => crab_store::Change::Added,
-                        ChangeKind::Changed => crab_store::Change::Changed,
-                        ChangeKind::Removed => crab_store::Change::Removed,
-                    },
-                    path: escape(&path),
-                }
-            })
-            .collect()
+    /// Sorts what changed into what matters and what does not.
+    pub(super) fn judge(&self, scans: &Scans, whole: bool) -> Verdict {
+        let everything;
+        let relevance = if whole {
+            everything = Relevance::of_everything();
+            &everything
+        } else {
+            &self.relevance
+        };
+        relevance.judge(scans.changes().map(|(root, change)| {
+            let mount = self.roots[root].mount.as_deref();
+            (in_container(mount, &change.path), change)
+        }))
+    }
+
+    /// Lets things be: no root has a change that calls for a capture. Those without any
+    /// get a fresher index.
+    pub(super) fn pass_over(&mut self, scans: Scans) {
+        for (root, scan) in self.roots.iter_mut().zip(scans.scans) {
+            if !scan.changes().is_empty() || root.tree.is_none() {
+                scan.pass_over(&mut root.index);
+            } else if let Some(index) = scan.into_index() {
+                root.index = index;
+            }
+        }
     }
 
     /// Where each root is mounted, and its tree in the store.
@@ -318,6 +336,7 @@ mod tests {
             kind,
             entry: FileKind::Dir,
             size: 0,
+            before: None,
         }
     }
 
@@ -336,5 +355,10 @@ mod tests {
         assert_eq!(below(b"dev/shm/x", b"dev/shm"), Some(b"x".as_slice()));
         assert_eq!(below(b"dev/shm", b"dev/shm"), Some(b"".as_slice()));
         assert_eq!(below(b"dev/shmem", b"dev/shm"), None);
+        let shm = Some(Path::new("/dev/shm"));
+        assert_eq!(in_container(shm, b"x"), b"/dev/shm/x");
+        assert_eq!(in_container(shm, b""), b"/dev/shm");
+        assert_eq!(in_container(None, b"x/y"), b"/x/y");
+        assert_eq!(in_container(None, b""), b"/");
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Look {
     pub(super) half: ProcessHalf,
     /// Memory-backed files may have changed with no trace.
     pub(super) reread: bool,
+    /// Everything matters, whatever the rules say.
+    pub(super) whole: bool,
     /// The counters at its beginning.
     pub(super) epoch: Option<Effects>,
 }
@@ -37,14 +39,15 @@ fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
 }
 
 impl Capture {
-    /// Decides what the time since the newest capture needs, and takes it.
-    pub(crate) fn take(&mut self) -> Result<Taken> {
-        let taken = self.take_if(true)?;
+    /// Decides what the time since the newest capture needs, and takes it. With `whole`,
+    /// no change is ignored: somebody means this very state.
+    pub(crate) fn take(&mut self, whole: bool) -> Result<Taken> {
+        let taken = self.take_if(true, whole)?;
         taken.context("a capture that may freeze was refused a freeze")
     }
 
     /// The same; nothing if it needs a freeze and must not have one.
-    pub(super) fn take_if(&mut self, may_freeze: bool) -> Result<Option<Taken>> {
+    pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
         let start = Instant::now();
         let now = self.effects();
         let set = self.processes()?;
@@ -52,7 +55,8 @@ impl Capture {
         let means = unseen || self.unseen;
         let seen = decide::seen(self.base.as_ref(), &now, means);
         let half = self.half(&set);
-        if seen == Seen::FilesUntouched && !self.owed && half == ProcessHalf::Unchanged {
+        let owed = self.owed || whole && self.passed_over;
+        if seen == Seen::FilesUntouched && !owed && half == ProcessHalf::Unchanged {
             self.unseen = unseen;
             self.base = now.ok();
             return Ok(Some(self.nothing(&seen, start)));
@@ -76,6 +80,7 @@ impl Capture {
             seen,
             half,
             reread: means || made || self.reread,
+            whole,
             epoch: now.ok(),
         };
         // What fails half way is looked at again, whatever the counters say.
@@ -108,17 +113,23 @@ impl Capture {
     /// meanwhile.
     fn take_running(&mut self, mut look: Look, set: &Set) -> Result<Result<Taken, Look>> {
         let scans = self.scan(set, look.reread)?;
-        let count = scans.count();
-        if let Some(in_use) = self.held_change(&scans, set) {
+        let verdict = self.judge(&scans, look.whole);
+        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
+        // What is captured has to fit the older process image; what is passed over is as
+        // that one has it, in the older file image.
+        if class != Class::None
+            && let Some(in_use) = self.held_change(&scans, set)
+        {
             look.half = held(&in_use);
             return Ok(Err(look));
         }
         let decide_us = micros(look.start.elapsed());
-        let class = decide::class(count > 0, &look.half);
-        let changed = self.changed_paths(&scans);
         let capture = Instant::now();
         let staged = if scans.torn {
             None
+        } else if class == Class::None {
+            self.pass_over(scans);
+            Some(Vec::new())
         } else {
             Some(self.stage(scans)?)
         };
@@ -129,7 +140,9 @@ impl Capture {
         let Some(roots) = staged else {
             return Ok(Err(look));
         };
+        let effects = self.effects_of_turn(&look.half, set, verdict.ignored);
         self.base = look.epoch;
+        self.passed_over = class == Class::None && verdict.passed_over > 0;
         let processes = match &look.half {
             ProcessHalf::Gone(_) => {
                 self.baseline = Some(set.clone());
@@ -140,7 +153,12 @@ impl Capture {
         };
         Ok(Ok(Taken {
             class,
-            reason: decide::reason(&look.seen, count, &look.half),
+            reason: decide::reason(
+                &look.seen,
+                verdict.relevant,
+                verdict.passed_over,
+                &look.half,
+            ),
             unobserved: unobserved(&look.seen),
             degraded: None,
             cost: Cost {
@@ -148,8 +166,9 @@ impl Capture {
                 capture_us: micros(capture.elapsed()),
                 ..Cost::default()
             },
-            files_changed: count as u64,
-            changed,
+            files_changed: verdict.relevant as u64,
+            changed: verdict.changed,
+            effects,
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
         }))
     }

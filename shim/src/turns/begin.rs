@@ -29,6 +29,7 @@ use crate::{
     capture::{Capture, images_of, mount_table, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::PLACES,
+    relevance::Relevance,
     sandbox::{blocking, unix_ms},
     tracer::Watched,
 };
@@ -215,6 +216,8 @@ impl Task {
             // began.
             reread: !fresh || late,
             owed: !fresh || late,
+            relevance: Relevance::of(&self.container.config.ignore),
+            passed_over: false,
             async_runtime: Handle::current(),
         })
     }

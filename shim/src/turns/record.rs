@@ -27,7 +27,9 @@ pub(super) enum Way {
     Initial,
     /// A turn is over; it is written down whatever it needs.
     Turn,
-    /// Somebody asked; where nothing has changed it is no turn.
+    /// The same, and what is there is about to be replaced: nothing of it is ignored.
+    Last,
+    /// Somebody asked; where nothing has changed it is no turn, and nothing is ignored.
     OnDemand,
 }
 
@@ -53,7 +55,8 @@ impl Task {
                 let worked = tokio::task::spawn_blocking(move || {
                     let taken = match way {
                         Way::Initial => capture.take_initial(),
-                        Way::Turn | Way::OnDemand => capture.take(),
+                        Way::Turn => capture.take(false),
+                        Way::Last | Way::OnDemand => capture.take(true),
                     };
                     (capture, taken)
                 })
@@ -102,6 +105,7 @@ impl Task {
         };
         record.files_changed = taken.files_changed;
         record.changed = taken.changed;
+        record.effects = taken.effects;
         let history = match &mut self.history {
             Ok(history) => history,
             Err(reason) => bail!("{reason}"),

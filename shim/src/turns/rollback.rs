@@ -119,7 +119,7 @@ impl Task {
     /// that is open ends here.
     async fn secure(&mut self) -> Result<Manifest> {
         let (open, way) = match self.open.take() {
-            Some(open) => (Some(open), Way::Turn),
+            Some(open) => (Some(open), Way::Last),
             None => (self.manual_open(), Way::OnDemand),
         };
         self.tell(|status| status.open = false);

@@ -112,6 +112,7 @@ impl Open {
             },
             files_changed: 0,
             changed: Vec::new(),
+            effects: Default::default(),
         }
     }
 }

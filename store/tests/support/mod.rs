@@ -121,7 +121,11 @@ pub(crate) fn turn_record(turn: u64) -> TurnRecord {
         changed: vec![ChangedPath {
             change: Change::Added,
             path: "now".to_owned(),
+            kind: None,
+            size: None,
+            before: None,
         }],
+        effects: TurnEffects::default(),
     }
 }
 
