@@ -37,6 +37,7 @@ mod events;
 mod nerdctl;
 mod on_host;
 pub mod processes;
+pub mod proof;
 mod sandbox;
 mod shim_client;
 mod swap;
