@@ -49,6 +49,53 @@ static long op_meet(char **a)
 	return sys1(__NR_close, server);
 }
 
+static long milliseconds(void)
+{
+	long now[2];
+
+	sys2(__NR_clock_gettime, 1, now);
+	return now[0] * 1000 + now[1] / 1000000;
+}
+
+/* storm PATH MILLISECONDS: changes a file as fast as calls go. How many there were is what
+ * is in it then. */
+static long op_storm(char **a)
+{
+	long fd = open_at(a[0], O_RDWR | O_CREAT | O_TRUNC), calls = 0;
+	long until = milliseconds() + number(a[1]);
+	char text[24];
+
+	while (milliseconds() < until)
+		for (int n = 0; n < 1000; n++, calls += 2) {
+			sys4(__NR_pwrite64, fd, "storm", 5, 0);
+			sys2(__NR_ftruncate, fd, 5);
+		}
+	sys4(__NR_pwrite64, fd, text, put_number(text, calls) - text, 0);
+	sys1(__NR_close, fd);
+	return calls;
+}
+
+/* work DIRECTORY MILLISECONDS: writes a file, runs a child and rests, again and again. */
+static long op_work(char **a)
+{
+	long until = milliseconds() + number(a[1]), seed = 0;
+	char path[128];
+	char *file[] = { path, 0, "2000" }, digits[24];
+
+	sys3(__NR_mkdirat, AT_FDCWD, a[0], 0755);
+	while (milliseconds() < until) {
+		put_number(put_text(put_text(path, a[0]), "/"), ++seed % 50);
+		put_number(digits, seed);
+		file[1] = digits;
+		op_write(file);
+		if (!fork())
+			quit(0);
+		sys4(__NR_wait4, -1, 0, 0, 0);
+		rest(5000);
+	}
+	return seed;
+}
+
 static long op_nothing(char **a)
 {
 	(void)a;
@@ -103,6 +150,8 @@ static const struct { const char *name; long words; long (*act)(char **); } oper
 	{ "kill", 1, op_kill },
 	{ "children", 1, op_children },
 	{ "rest", 1, op_rest },
+	{ "storm", 2, op_storm },
+	{ "work", 2, op_work },
 	{ "meet", 2, op_meet },
 };
 

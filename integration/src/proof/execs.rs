@@ -79,28 +79,25 @@ impl Execs {
     }
 
     /// Waits for its end, and gives its exit status.
-    pub fn wait(&self, started: Started) -> Result<u32> {
+    pub fn wait(&self, started: &Started) -> Result<u32> {
         let wait = WaitRequest {
             id: self.id.clone(),
             exec_id: started.exec.clone(),
             ..Default::default()
         };
         let ended: WaitResponse = self.shim.call("Wait", &wait)?.map_err(denied)?;
+        Ok(ended.exit_status)
+    }
+
+    /// Forgets one that has ended.
+    pub fn delete(&self, started: Started) -> Result<()> {
         let delete = DeleteRequest {
             id: self.id.clone(),
             exec_id: started.exec,
             ..Default::default()
         };
-        self.shim
-            .call::<DeleteResponse>("Delete", &delete)?
-            .map_err(denied)?;
-        Ok(ended.exit_status)
-    }
-
-    /// Runs a command to its end.
-    pub fn run(&self, args: &[String]) -> Result<u32> {
-        let started = self.start(args)?;
-        self.wait(started)
+        let deleted = self.shim.call::<DeleteResponse>("Delete", &delete)?;
+        deleted.map(drop).map_err(denied)
     }
 }
 

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnRecord};
 
 use super::{
-    execs::Execs,
+    execs::{Execs, Started},
     judge::{Judgement, judge},
     plan::{Plan, Planner},
     truth::Truth,
@@ -50,6 +50,8 @@ pub struct Lived {
     pub plan: Plan,
     /// What Crab wrote down.
     pub record: TurnRecord,
+    /// How long after the end of its last exec that could be read.
+    pub recorded_after: Duration,
     /// Whether that is so.
     pub judgement: Judgement,
 }
@@ -87,31 +89,39 @@ impl Life {
         &self.before
     }
 
+    /// Starts one of a turn's execs.
+    pub fn start(&self, plan: &Plan, exec: usize) -> Result<Started> {
+        let mut args = vec!["/agent".to_owned()];
+        args.extend(plan.words(exec));
+        self.execs.start(&args)
+    }
+
     /// Lives one turn.
     pub fn turn(&mut self, plan: Plan) -> Result<Lived> {
         for outside in &plan.outside {
             outside.act(&self.root);
         }
-        let mut started = Vec::new();
-        for exec in 0..plan.execs.len() {
-            let mut args = vec!["/agent".to_owned()];
-            args.extend(plan.words(exec));
-            started.push(self.execs.start(&args)?);
-        }
-        for exec in started {
+        let started = (0..plan.execs.len()).map(|exec| self.start(&plan, exec));
+        let started: Vec<Started> = started.collect::<Result<_>>()?;
+        for exec in &started {
             let status = self.execs.wait(exec).with_context(|| plan.to_string())?;
             ensure!(status == 0, "the agent ended with {status}: {plan}");
         }
-        let record = self
-            .recorded(self.newest + 1)
-            .with_context(|| plan.to_string())?;
+        let ended = Instant::now();
+        let recorded = self.recorded(self.newest + 1);
+        let record = recorded.with_context(|| plan.to_string())?;
+        let recorded_after = ended.elapsed();
         self.newest = record.turn.0;
+        for exec in started {
+            self.execs.delete(exec)?;
+        }
         let after = Truth::of(self.init)?;
         let judgement = judge(&record, &after.since(&self.before));
         self.before = after;
         Ok(Lived {
             plan,
             record,
+            recorded_after,
             judgement,
         })
     }
@@ -131,7 +141,7 @@ impl Life {
                 None if Instant::now() > deadline => {
                     bail!("turn {turn} of {} is not recorded", self.sandbox.id());
                 }
-                None => thread::sleep(Duration::from_millis(1)),
+                None => thread::sleep(Duration::from_micros(300)),
             }
         }
     }

@@ -34,6 +34,11 @@ pub use self::{
 };
 use crate::client::{Client, RunOptions};
 
+/// How a sandbox is in which each exec is a turn, also one that follows at once.
+pub fn options() -> RunOptions {
+    RunOptions::new().flags(["--annotation", "dev.crab.turns.merge_gap_ms=0"])
+}
+
 /// Turns of one sandbox.
 pub const TURNS_OF_A_LIFE: usize = 50;
 
@@ -79,10 +84,7 @@ impl Tally {
             0 => &["sleep", "infinity"],
             _ => &["tail", "-f", "/dev/null"],
         };
-        // Each exec is a turn, also one that follows at once.
-        let gap = ["--annotation", "dev.crab.turns.merge_gap_ms=0"];
-        let options = RunOptions::new().args(init.iter().copied()).flags(gap);
-        let mut life = Life::begin(client, options)?;
+        let mut life = Life::begin(client, options().args(init.iter().copied()))?;
         let mut planner = Planner::new(seed);
         for _ in 0..turns {
             let plan = planner.next_turn();
@@ -94,11 +96,23 @@ impl Tally {
         Ok(())
     }
 
+    /// Adds what another has counted.
+    pub fn add(&mut self, other: Self) {
+        self.turns += other.turns;
+        self.missed.extend(other.missed);
+        self.needless.extend(other.needless);
+        self.unobserved += other.unobserved;
+        for (class, count) in other.classes {
+            *self.classes.entry(class).or_default() += count;
+        }
+    }
+
     fn count(&mut self, seed: u64, lived: Lived) {
         let Lived {
             plan,
             record,
             judgement,
+            ..
         } = lived;
         if self.tell {
             let Change {

@@ -50,8 +50,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// One exec with one part.
-    fn simple(operations: Vec<Operation>) -> Self {
+    /// One exec that does these.
+    pub fn simple(operations: Vec<Operation>) -> Self {
         Self {
             outside: Vec::new(),
             execs: vec![vec![operations]],
@@ -66,6 +66,13 @@ impl Plan {
         });
         let line = parts.collect::<Vec<_>>().join(" | ");
         line.split(' ').map(str::to_owned).collect()
+    }
+}
+
+impl From<&str> for Plan {
+    /// One exec that does this one thing.
+    fn from(operation: &str) -> Self {
+        Self::simple(vec![words(operation)])
     }
 }
 

@@ -3,21 +3,26 @@
 //! Benchmarks of Crab beside containerd's own shim, on real containerd. `scripts/bench`
 //! builds everything and runs them in the test host.
 
+mod inspector;
 mod lifecycle;
 mod memory;
 mod report;
 mod series;
 mod shim;
 
-use std::{env, process::ExitCode};
+use std::{
+    env,
+    process::ExitCode,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context, Result, bail};
 use crab_integration::Testbed;
+use serde::Serialize;
 
-use crate::lifecycle::Plan;
-
-const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]   \
-                     (inside the test host; outside, scripts/bench)";
+const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]
+       bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
+(inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
     match run() {
@@ -32,38 +37,79 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let mut args = env::args().skip(1);
     match args.next().as_deref() {
-        Some("lifecycle") => {}
+        Some("lifecycle") => lifecycle(args),
+        Some("inspector") => inspector(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
-            return Ok(());
+            Ok(())
         }
         other => bail!("{} is no benchmark; {USAGE}", other.unwrap_or("nothing")),
     }
+}
+
+/// The value of an option.
+fn number<T: std::str::FromStr>(args: &mut impl Iterator<Item = String>, of: &str) -> Result<T> {
+    let text = args
+        .next()
+        .with_context(|| format!("{of} wants a number"))?;
+    let number = text.parse().ok().filter(|_| text != "0");
+    number.with_context(|| format!("{of} {text}: not a number above 0"))
+}
+
+fn lifecycle(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
-    let mut plan = Plan::default();
+    let mut plan = lifecycle::Plan::default();
     while let Some(arg) = args.next() {
-        let mut number = || -> Result<usize> {
-            let text = args
-                .next()
-                .with_context(|| format!("{arg} wants a number"))?;
-            let number = text.parse().ok().filter(|n| *n > 0);
-            number.with_context(|| format!("{arg} {text}: not a number above 0"))
-        };
         match arg.as_str() {
             "--json" => json = true,
             "--no-critest" => plan.critest = false,
-            "--rounds" => plan.rounds = number()?,
-            "--sandboxes" => plan.sandboxes = number()?,
-            "--cycles" => plan.cycles = number()?,
-            _ => bail!("{arg} is no option; {USAGE}"),
+            "--rounds" => plan.rounds = number(&mut args, &arg)?,
+            "--sandboxes" => plan.sandboxes = number(&mut args, &arg)?,
+            "--cycles" => plan.cycles = number(&mut args, &arg)?,
+            _ => bail!("{arg} is no option of lifecycle; {USAGE}"),
         }
     }
-    let testbed = Testbed::here()?;
-    let measured = lifecycle::measure(&testbed, &plan)?;
+    let measured = lifecycle::measure(&Testbed::here()?, &plan)?;
+    tell(&measured, json, report::table)
+}
+
+fn inspector(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let mut json = false;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let mut plan = inspector::Plan {
+        parts: inspector::PARTS.into(),
+        turns: 10_000,
+        seed: now.as_secs(),
+        sandboxes: 50,
+        rounds: 7,
+    };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => json = true,
+            "--turns" => plan.turns = number(&mut args, &arg)?,
+            "--seed" => plan.seed = number(&mut args, &arg)?,
+            "--sandboxes" => plan.sandboxes = number(&mut args, &arg)?,
+            "--rounds" => plan.rounds = number(&mut args, &arg)?,
+            "--only" => {
+                let list = args.next().context("--only wants parts")?;
+                let part = |name: &str| {
+                    let known = inspector::PARTS.into_iter().find(|part| *part == name);
+                    known.with_context(|| format!("{name} is no part; {:?} are", inspector::PARTS))
+                };
+                plan.parts = list.split(',').map(part).collect::<Result<_>>()?;
+            }
+            _ => bail!("{arg} is no option of inspector; {USAGE}"),
+        }
+    }
+    let measured = inspector::measure(&Testbed::here()?, &plan)?;
+    tell(&measured, json, inspector::table)
+}
+
+fn tell<T: Serialize>(measured: &T, json: bool, table: fn(&T) -> String) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string(&measured)?);
+        println!("{}", serde_json::to_string(measured)?);
     } else {
-        print!("{}", report::table(&measured));
+        print!("{}", table(measured));
     }
     Ok(())
 }

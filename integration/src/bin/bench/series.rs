@@ -26,6 +26,17 @@ impl Series {
         self.0.push(took.as_secs_f64() * 1e3);
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// In milliseconds.
+    pub(crate) fn quantile(&self, q: f64) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        quantile(&sorted, q)
+    }
+
     pub(crate) fn summary(&self) -> Summary {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
