@@ -30,6 +30,7 @@ A first walk:
   crab ps                        which sandboxes there are
   crab turns demo                what happened in demo, turn by turn
   crab show demo 1               turn 1 in detail
+  crab diff -u demo 0 1          what differs between the ends of two turns
   crab rollback demo --turn 0    as if it had never been
   crab doctor                    whether this host has what Crab needs
 With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
@@ -44,6 +45,7 @@ Exit codes:
   2  wrong usage
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
+  5  diff --exit-code: the two states differ
 An error is one line on standard error: `crab: WHAT: WHY; WHAT TO DO`.
 
 Files:
@@ -105,6 +107,34 @@ pub(crate) enum Command {
         /// The turn
         #[arg(value_name = "TURN")]
         turn: TurnId,
+    },
+    /// Show how a sandbox differs between the ends of two turns
+    ///
+    /// Files, also those in memory (tmpfs), and processes that are there at the
+    /// end of turn B and not of A (+), of A and not of B (-), or of both and
+    /// not alike (~): content, size, mode, owner, time, extended attributes,
+    /// kind. What an ignored file was at the end of a turn of class `none` is
+    /// not known; see docs/configuration.md. Reads the store, and the layers of
+    /// the image for what the sandbox changed of it: no daemon is needed.
+    ///
+    /// Ends with 0 also if they differ, unlike diff(1), whose 1 is a failure
+    /// here: with --exit-code, they end with 5 then.
+    Diff {
+        /// The sandbox
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn whose end is the one side (-)
+        #[arg(value_name = "A")]
+        a: TurnId,
+        /// The turn whose end is the other side (+)
+        #[arg(value_name = "B")]
+        b: TurnId,
+        /// Show how the text of files differs, as diff -u does
+        #[arg(short, long)]
+        unified: bool,
+        /// End with 5 if they differ
+        #[arg(long)]
+        exit_code: bool,
     },
     /// Take a checkpoint of a live sandbox now
     Checkpoint {

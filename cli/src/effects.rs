@@ -8,7 +8,7 @@ use crab_store::{
 };
 
 use crate::{
-    output::{count, size},
+    output::{count, size, size_change},
     show::Sheet,
 };
 
@@ -77,7 +77,7 @@ fn path(changed: &ChangedPath) -> String {
     };
     let size = match (changed.before, changed.size) {
         (Some(before), Some(now)) if before != now => {
-            format!(" ({} -> {})", size(before), size(now))
+            format!(" ({})", size_change(before, now))
         }
         (_, Some(only)) | (Some(only), None) => format!(" ({})", size(only)),
         (None, None) => String::new(),

@@ -20,6 +20,8 @@ pub(crate) enum Code {
     NotFound = 3,
     /// It cannot be done in this state, or by this user; nothing was changed.
     Refused = 4,
+    /// Two states differ, and that was the question.
+    Differ = 5,
 }
 
 impl From<Code> for ExitCode {

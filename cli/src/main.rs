@@ -14,6 +14,7 @@
 mod args;
 mod checkpoint;
 mod context;
+mod diff;
 mod docker;
 mod doctor;
 mod effects;
@@ -66,6 +67,21 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
             Command::Ps => ps::run(&context()?).await?,
             Command::Turns { sandbox } => turns::run(&context()?, &sandbox).await?,
             Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, turn)?,
+            Command::Diff {
+                sandbox,
+                a,
+                b,
+                unified,
+                exit_code,
+            } => {
+                let (text, differ) = diff::run(&context()?, &sandbox, a, b, unified)?;
+                let end = if differ && exit_code {
+                    Code::Differ.into()
+                } else {
+                    ExitCode::SUCCESS
+                };
+                return Ok((text, end));
+            }
             Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
             Command::Rollback { sandbox, turn } => {
                 rollback::run(&context()?, &sandbox, turn).await?

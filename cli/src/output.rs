@@ -82,6 +82,15 @@ pub(crate) fn size(bytes: u64) -> String {
     scaled(value, UNITS[unit])
 }
 
+/// How a size has become another: `17 B -> 2.5 KiB`; to the byte where that is what tells
+/// them apart.
+pub(crate) fn size_change(before: u64, now: u64) -> String {
+    match (size(before), size(now)) {
+        (was, is) if was == is => format!("{before} B -> {now} B"),
+        (was, is) => format!("{was} -> {is}"),
+    }
+}
+
 /// A duration: `850 us`, `2.5 ms`, `130 ms`, `12 s`, `3 min`.
 pub(crate) fn duration(us: u64) -> String {
     let value = us as f64;
@@ -159,6 +168,8 @@ mod tests {
         ] {
             assert_eq!(size(bytes), text);
         }
+        assert_eq!(size_change(17, 2560), "17 B -> 2.5 KiB");
+        assert_eq!(size_change(2050, 2051), "2050 B -> 2051 B");
         for (us, text) in [
             (0, "0 us"),
             (999, "999 us"),

@@ -22,7 +22,8 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Client, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore, SandboxWriter, Store,
+    Client, ImageLayers, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore,
+    SandboxWriter, Store,
 };
 
 use crate::{
@@ -202,8 +203,17 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
         bundle: container.bundle.dir().display().to_string(),
         created_ms: unix_ms(SystemTime::now()),
         snapshot,
+        layers: layers(overlay),
         config_faults: container.config_faults.clone(),
     }
+}
+
+/// Where the image lies, for whoever wants to compare with it.
+fn layers(overlay: &OverlayMount) -> Option<ImageLayers> {
+    // Where some hold only data, the others do not say what is at a path.
+    let whole = overlay.data_lowers.is_empty();
+    let dirs = overlay.lowers.iter().map(PathBuf::as_path);
+    whole.then(|| ImageLayers::new(dirs, overlay.user_xattr))
 }
 
 /// Whether the runtime can bring back what a checkpoint holds.

@@ -15,6 +15,7 @@ use crate::{
     error::{ReadError, WriteError},
     id::{PackId, SandboxId, TurnId},
     journal::{self, Journal},
+    layers::ImageLayers,
     lineage::{self, Holder},
     manifest::Manifest,
     reader::ObjectReader,
@@ -84,6 +85,9 @@ pub struct SandboxMeta {
     /// What the shim knows of the root file system's snapshot.
     #[serde(default)]
     pub snapshot: BTreeMap<String, String>,
+    /// Where its image lies, where the shim could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<ImageLayers>,
     /// What of its configuration was not followed, and why, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub config_faults: Vec<String>,

@@ -323,6 +323,7 @@ fn a_retired_history_makes_room_and_stays_readable() {
 fn history_survives_its_writer() {
     let (_dir, store) = store();
     let meta = SandboxMeta {
+        layers: None,
         client: Client::Docker,
         name: None,
         image: Some("busybox".to_owned()),

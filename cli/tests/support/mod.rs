@@ -116,6 +116,7 @@ impl Host {
                 bundle: "/b".to_owned(),
                 created_ms: 1_700_000_000_000,
                 snapshot: Default::default(),
+                layers: None,
                 config_faults: vec!["dev.crab.x is ignored: no such setting".to_owned()],
             })
             .unwrap();
