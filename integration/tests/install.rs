@@ -120,6 +120,74 @@ fn what_others_wrote_is_kept_and_comes_back_to_the_byte() -> Result<()> {
 }
 
 #[test]
+fn a_second_installation_keeps_a_copy_of_what_was_written_since_the_first() -> Result<()> {
+    Testbed::here()?;
+    const FILES: [&str; 2] = ["etc/containerd/config.toml", "etc/docker/daemon.json"];
+    let tree = Tree::new("again")?;
+    tree.put(FILES[0], CONTAINERD_2)?;
+    tree.put(FILES[1], DOCKER)?;
+    tree.install(&["--containerd", "--docker"])?.ok()?;
+    let added = tree.text(FILES[0])? + "\n[debug]\n  level = \"warn\"\n";
+    tree.put(FILES[0], &added)?;
+    tree.put(FILES[1], &tree.text(FILES[1])?.replace("warn", "info"))?;
+    tree.install(&["--uninstall"])?.ok()?;
+    let before = FILES.map(|file| tree.text(file));
+    for (file, before) in FILES.into_iter().zip(before) {
+        let before = before?;
+        ensure!(!before.contains("crab"), "{before}");
+        tree.install(&["--containerd", "--docker"])?.ok()?;
+        assert_eq!(tree.text(&format!("{file}.before-crab"))?, before);
+    }
+    tree.install(&["--uninstall"])?.ok()?;
+    ensure!(tree.text(FILES[0])?.contains("level = \"warn\""));
+    ensure!(tree.text(FILES[1])?.contains("info"));
+    Ok(())
+}
+
+#[test]
+fn cgroups_are_systemds_for_crab_where_they_are_for_runc() -> Result<()> {
+    Testbed::here()?;
+    let tree = Tree::new("systemd-cgroup")?;
+    let options = "\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n  \
+                   SystemdCgroup = true\n";
+    let containerd = format!("{CONTAINERD_3}{options}");
+    tree.put("etc/containerd/config.toml", &containerd)?;
+    tree.install(&["--containerd"])?.ok()?;
+    let config = tree.text("etc/containerd/config.toml")?;
+    let added = config.strip_prefix(&containerd).context("it was kept")?;
+    ensure!(
+        added.contains(".containerd.runtimes.crab.options]\n  SystemdCgroup = true\n"),
+        "{config}"
+    );
+    ensure!(added.matches("\n[").count() == 2, "{config}");
+    tree.install(&["--uninstall"])?.ok()?;
+    assert_eq!(tree.text("etc/containerd/config.toml")?, containerd);
+    Ok(())
+}
+
+#[test]
+fn what_systemctl_edit_wrote_outlasts_the_unit() -> Result<()> {
+    Testbed::here()?;
+    let tree = Tree::new("drop-in")?;
+    let theirs = "etc/systemd/system/crabd.service.d/override.conf";
+    tree.install(&["--prefix", "/opt/crab"])?.ok()?;
+    tree.put(theirs, "[Service]\nNice=1\n")?;
+    // The other prefix is asked for, and not guessed.
+    let said = tree.install(&["--uninstall"])?.ok()?;
+    ensure!(
+        said.stdout
+            .contains("to do: there are no programs in /usr/local/bin"),
+        "{}",
+        said.stdout
+    );
+    tree.install(&["--uninstall", "--prefix", "/opt/crab"])?
+        .ok()?;
+    let left: Vec<PathBuf> = tree.files()?.into_keys().collect();
+    assert_eq!(left, [tree.0.join(theirs)]);
+    Ok(())
+}
+
+#[test]
 fn a_host_without_any_configuration_gets_the_samples_and_loses_them_again() -> Result<()> {
     Testbed::here()?;
     let tree = Tree::new("bare")?;
