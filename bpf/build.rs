@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles the kernel programs with clang. One object serves every kernel
-//! that has BTF: the loader relocates it there (CO-RE).
+//! Compiles the kernel programs with clang, one object per set. An object serves
+//! every kernel that has BTF: the loader relocates it there (CO-RE).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCE: &str = "c/effects.bpf.c";
+const SETS: [&str; 2] = ["inodes", "syscalls"];
 
 fn main() {
     println!("cargo:rerun-if-changed=c");
     println!("cargo:rerun-if-changed=build.rs");
-    let out = PathBuf::from(var("OUT_DIR")).join("effects.bpf.o");
     let root = var("CARGO_MANIFEST_DIR");
     // The system call tables and argument registers are x86-64's.
     let arch = var("CARGO_CFG_TARGET_ARCH");
@@ -19,9 +18,16 @@ fn main() {
         "crab-bpf has no system call tables for {arch}, only for x86_64"
     );
 
+    let out = PathBuf::from(var("OUT_DIR"));
+    for set in SETS {
+        compile(&root, set, &out.join(format!("{set}.bpf.o")));
+    }
+}
+
+fn compile(root: &str, set: &str, out: &Path) {
     let mut clang = Command::new("clang");
     clang
-        .current_dir(&root)
+        .current_dir(root)
         .args(["-target", "bpf", "-O2", "-g", "-std=gnu11"])
         .args(["-Wall", "-Werror"])
         // BTF keeps the names of the sources; the object must not depend on
@@ -29,15 +35,15 @@ fn main() {
         .arg(format!("-ffile-prefix-map={root}=."))
         // <asm/types.h>, which a cross target does not find by itself.
         .args(["-idirafter", "/usr/include/x86_64-linux-gnu"])
-        .args(["-c", SOURCE, "-o"])
-        .arg(&out);
+        .args(["-c", &format!("c/{set}.bpf.c"), "-o"])
+        .arg(out);
     run(clang, "clang (packages clang, libbpf-dev, linux-libc-dev)");
 
     // Drops DWARF, keeps BTF.
     let mut strip = Command::new("llvm-strip");
-    strip.arg("-g").arg(&out);
+    strip.arg("-g").arg(out);
     run(strip, "llvm-strip (package llvm)");
-    assert!(Path::new(&out).exists());
+    assert!(out.exists());
 }
 
 fn var(name: &str) -> String {

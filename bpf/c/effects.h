@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /*
- * What the programs share with user space: the maps and their values. The
+ * What the programs of every set share with user space: the maps and their values. The
  * other side of each declaration is src/counters.rs and src/pins.rs; both
  * check the sizes.
  *
@@ -29,15 +29,18 @@ enum crab_counter {
 	CRAB_UNSEEN,
 	CRAB_LOST,
 	CRAB_CALLS, /* calls completed while there was attention, the spared's left out */
+	CRAB_CONNECTED,
+	CRAB_LISTENED,
+	CRAB_SENT, /* bytes */
 };
 
 /* A power of two, so that masking an index is proof enough for the verifier. */
-#define CRAB_COUNTERS 8
+#define CRAB_COUNTERS 16
 
 struct crab_counters {
 	__u64 n[CRAB_COUNTERS];
 };
-_Static_assert(sizeof(struct crab_counters) == 64, "layout is shared with counters.rs");
+_Static_assert(sizeof(struct crab_counters) == 128, "layout is shared with counters.rs");
 
 #define CRAB_MAX_DEVICES 32
 
@@ -46,7 +49,7 @@ struct crab_member {
 	__u64 period;              /* differs for each watch of the same cgroup */
 	__u64 devices[CRAB_MAX_DEVICES]; /* 0 ends the list: no superblock has dev_t 0 */
 };
-_Static_assert(sizeof(struct crab_member) == 328, "layout is shared with counters.rs");
+_Static_assert(sizeof(struct crab_member) == 392, "layout is shared with counters.rs");
 
 /* Preallocated: the elements are found from tracing programs, where older
  * kernels do not take maps that allocate. */
@@ -103,9 +106,14 @@ struct {
 	__type(value, struct crab_spared);
 } spared SEC(".maps");
 
+static __always_inline void crab_add_many(struct crab_counters *counters, __u32 which, __u64 count)
+{
+	__sync_fetch_and_add(&counters->n[which & (CRAB_COUNTERS - 1)], count);
+}
+
 static __always_inline void crab_add(struct crab_counters *counters, __u32 which)
 {
-	__sync_fetch_and_add(&counters->n[which & (CRAB_COUNTERS - 1)], 1);
+	crab_add_many(counters, which, 1);
 }
 
 #endif

@@ -14,11 +14,35 @@
 
 struct super_block {
 	__u32 s_dev; /* dev_t: major << 20 | minor */
+	unsigned long s_magic;
+};
+
+struct hlist_node;
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+struct address_space {
+	struct {
+		int counter;
+	} i_mmap_writable; /* shared mappings through which it may be stored to */
 };
 
 struct inode {
 	unsigned short i_mode;
 	struct super_block *i_sb;
+	struct address_space *i_mapping;
+	struct hlist_head i_dentry; /* the names that lead to it */
+};
+
+struct sock_common {
+	unsigned short skc_family;
+	__u32 skc_rcv_saddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
 };
 
 struct file {

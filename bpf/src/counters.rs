@@ -6,17 +6,17 @@ use crate::ids::Device;
 use crate::tracer::MAX_DEVICES;
 
 /// `struct crab_counters`
-pub(crate) type Counters = [u64; 8];
+pub(crate) type Counters = [u64; 16];
 
 /// `struct crab_member`: a [`Counters`], the period, then devices up to the
 /// first 0.
 pub(crate) type MemberWords = [u64; DEVICES + MAX_DEVICES];
 
-const PERIOD: usize = 8;
-const DEVICES: usize = 9;
+const PERIOD: usize = 16;
+const DEVICES: usize = 17;
 
-const _: () = assert!(size_of::<Counters>() == 64);
-const _: () = assert!(size_of::<MemberWords>() == 328);
+const _: () = assert!(size_of::<Counters>() == 128);
+const _: () = assert!(size_of::<MemberWords>() == 392);
 
 /// What a sandbox did since its watch began. Only ever grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,12 +35,33 @@ pub struct Effects {
     /// System calls that were completed while there was attention
     /// ([`crate::Tracer::attend`]), those of spared processes left out.
     pub calls: u64,
+    /// Connections that it began to make; loopback is left out.
+    pub connected: u64,
+    /// Sockets that it began to listen at.
+    pub listened: u64,
+    /// Bytes that it sent over IP.
+    pub sent: u64,
 }
+
+/// The places in [`Counters`] that user space adds to.
+pub(crate) const MOUNTS: usize = 2;
+pub(crate) const LOST: usize = 4;
 
 impl Effects {
     /// In the order of `enum crab_counter`.
     pub(crate) fn from_words(words: &Counters) -> Self {
-        let [files, processes, mounts, unseen, lost, calls, ..] = *words;
+        let [
+            files,
+            processes,
+            mounts,
+            unseen,
+            lost,
+            calls,
+            connected,
+            listened,
+            sent,
+            ..,
+        ] = *words;
         Self {
             files,
             processes,
@@ -48,6 +69,9 @@ impl Effects {
             unseen,
             lost,
             calls,
+            connected,
+            listened,
+            sent,
         }
     }
 }
@@ -125,7 +149,7 @@ mod tests {
     #[test]
     fn a_member_survives_its_map() {
         let member = Member {
-            base: [1, 2, 3, 4, 5, 0, 0, 0],
+            base: [1, 2, 3, 4, 5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0],
             period: 6,
             devices: (1..=MAX_DEVICES as u64).map(Device).collect(),
         };

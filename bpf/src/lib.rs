@@ -4,17 +4,16 @@
 //!
 //! ```text
 //!   Tracer --watch, effects--> maps (pinned) <--count-- programs (pinned links)
-//!                              sandboxes  cgroup id -> counters     sys_exit
-//!                              devices    dev_t     -> counters     sched_process_fork
-//!                              members    cgroup id -> devices      sched_process_exec
-//!                              lost_anywhere, attention, spared     sched_process_exit
+//!                              sandboxes  cgroup id -> counters     a set of them,
+//!                              devices    dev_t     -> counters     see Programs
+//!                              members    cgroup id -> devices
+//!                              lost_anywhere, attention, spared
 //! ```
 //!
 //! The programs answer one question, with no false "no": *may this sandbox
 //! have changed since I last looked?* And, while somebody wants to know, a second: *has
 //! any of its processes gone on?* What did change is for user space to
-//! find out, by comparing. Their rules are in `c/place.h` (whose event it is)
-//! and `c/syscalls.h` (which calls count).
+//! find out, by comparing. The rules of each set are in its source in `c/`.
 //!
 //! Invariants:
 //! - Programs and maps are loaded once per host. They outlive the [`Tracer`],
@@ -23,9 +22,10 @@
 //!   Another period means that events may have passed uncounted.
 //!
 //! Known limits, which a reader of the counters must cover by other means:
-//! - Counting happens at the *end* of a system call; one in flight shows later.
-//! - A task outside of the sandbox that reaches into it by an absolute path
-//!   through its own root, and changes a name (not a content), is not seen.
+//! - A change that is under way is counted when it ends, or (tmpfs, by inodes) has been
+//!   counted when it began. Either way: no task running, or a freeze.
+//! - By system calls alone: a task outside of the sandbox that reaches into it by an
+//!   absolute path through its own root, and changes a name (not a content), is not seen.
 //! - A change through a superblock that is not watched (a mount the sandbox
 //!   made itself, its upper directory from the host) is not seen; the mount
 //!   counts, so watch again with the new device.
@@ -38,9 +38,11 @@ mod bpffs;
 mod counters;
 mod ids;
 mod memory;
+mod misses;
 mod pins;
 mod probe;
 mod refusal;
+mod sets;
 mod tracer;
 
 pub use bpffs::MountError;
@@ -48,7 +50,5 @@ pub use counters::{Effects, Spared};
 pub use ids::{CgroupId, Device};
 pub use pins::{CloseError, OpenError};
 pub use probe::{Unsupported, probe};
+pub use sets::Programs;
 pub use tracer::{AttendError, EffectsError, LostError, MAX_DEVICES, Tracer, WatchError};
-
-/// The set of programs that this crate loads, as it is named to users.
-pub const PROGRAMS: &str = "tp_btf";

@@ -5,12 +5,14 @@
 //! <pin dir>/                                    flocked by the one owner
 //!   set-<hash of the object>-<instance>/        complete, by rename
 //!     sandboxes devices members ...             maps
-//!     link_sys_exit link_sched_process_...      attached programs
+//!     prog_sched_process_... ...                programs
+//!     link_sched_process_... ...                attached programs
 //!   new-<instance>/                             being built; a leftover is swept
 //! ```
 //!
-//! A set of the same object is taken over as it is, so counting goes on over a
-//! daemon's death. Any other is replaced, after its successor is attached.
+//! The cheapest set that the kernel takes is used. One of the same object is taken over
+//! as it is, so counting goes on over a daemon's death. Any other is replaced, after its
+//! successor is attached.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +22,7 @@ use aya::maps::{Map, MapData, MapError};
 use aya::pin::PinError;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{BtfTracePoint, ProgramError};
-use aya::{Btf, BtfError, EbpfError, EbpfLoader, include_bytes_aligned};
+use aya::{Btf, BtfError, Ebpf, EbpfError, EbpfLoader};
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
@@ -28,8 +30,7 @@ use crate::bpffs::{self, MountError};
 use crate::memory;
 use crate::probe::{Unsupported, probe};
 use crate::refusal::one_line;
-
-static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/effects.bpf.o"));
+use crate::sets::{Programs, Set};
 
 pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const DEVICES: &str = "devices";
@@ -44,14 +45,6 @@ const MAPS: [&str; 6] = [
     LOST_ANYWHERE,
     ATTENTION,
     SPARED,
-];
-
-/// Each program has the name of its tracepoint.
-const TRACEPOINTS: [&str; 4] = [
-    "sys_exit",
-    "sched_process_fork",
-    "sched_process_exec",
-    "sched_process_exit",
 ];
 
 const SET: &str = "set-";
@@ -104,6 +97,9 @@ pub enum OpenError {
         /// Program or map.
         name: &'static str,
     },
+    /// Nothing was to be tried.
+    #[error("no set of programs was asked for")]
+    NoPrograms,
     /// A pin was refused.
     #[error("pin {path}: {}", one_line(.source))]
     Pin {
@@ -112,6 +108,9 @@ pub enum OpenError {
         /// What the kernel said.
         source: PinError,
     },
+    /// What the kernel dropped cannot be counted.
+    #[error("read what a program missed: {}", one_line(.0))]
+    Misses(ProgramError),
     /// A map is not what it should be.
     #[error("open the map {name}: {}", one_line(.source))]
     Map {
@@ -120,6 +119,20 @@ pub enum OpenError {
         /// What is wrong.
         source: MapError,
     },
+}
+
+impl OpenError {
+    fn program(verb: &'static str, name: &'static str, source: ProgramError) -> Self {
+        Self::Program { verb, name, source }
+    }
+
+    /// Whether the kernel does not take these programs, while it may take others.
+    fn refuses_programs(&self) -> bool {
+        matches!(
+            self,
+            Self::Load(_) | Self::Program { .. } | Self::Missing { .. }
+        )
+    }
 }
 
 /// Why the pins could not all be removed.
@@ -136,13 +149,17 @@ pub(crate) struct Pins {
     directory: PathBuf,
     set: PathBuf,
     instance: String,
+    programs: Programs,
+    /// Cheaper sets, and why the kernel does not take them.
+    refused: Vec<(Programs, String)>,
     /// Keeps other tracers out.
     lock: File,
 }
 
 impl Pins {
-    /// Takes over the set that is there, or makes one.
-    pub(crate) fn open(directory: &Path) -> Result<Self, OpenError> {
+    /// Takes over the set that is there, or makes one: the first of these that the
+    /// kernel takes.
+    pub(crate) fn open(directory: &Path, choice: &[Programs]) -> Result<Self, OpenError> {
         probe()?;
         bpffs::ensure(directory)?;
         let at = |verb, source: io::Error| OpenError::Directory {
@@ -161,15 +178,18 @@ impl Pins {
             Err(source) => return Err(at("lock", source.into())),
         }
 
-        let ours = format!("{SET}{}-", object_id());
         let found = list(directory).map_err(|source| at("list", source))?;
-        let (set, instance) = match found.iter().find_map(|name| {
-            let instance = name.strip_prefix(&ours)?;
-            let set = directory.join(name);
-            is_whole(&set).then(|| (set, instance.to_owned()))
-        }) {
-            Some(whole) => whole,
-            None => build(directory, &ours)?,
+        let mut refused = Vec::new();
+        let mut choice = choice.iter().copied().peekable();
+        let (programs, set, instance) = loop {
+            let programs = choice.next().ok_or(OpenError::NoPrograms)?;
+            match take_over_or_build(directory, &programs.set(), &found) {
+                Ok((set, instance)) => break (programs, set, instance),
+                Err(reason) if reason.refuses_programs() && choice.peek().is_some() => {
+                    refused.push((programs, reason.to_string()));
+                }
+                Err(reason) => return Err(reason),
+            }
         };
         for name in found {
             let path = directory.join(name);
@@ -185,8 +205,55 @@ impl Pins {
             directory: directory.to_path_buf(),
             set,
             instance,
+            programs,
+            refused,
             lock,
         })
+    }
+
+    pub(crate) fn programs(&self) -> Programs {
+        self.programs
+    }
+
+    pub(crate) fn refused(&self) -> &[(Programs, String)] {
+        &self.refused
+    }
+
+    /// Attaches what is attached only while there is attention. It stays so over the
+    /// daemon's death: its successor would take what is not counted for none.
+    pub(crate) fn attend(&self) -> Result<(), OpenError> {
+        let Some(name) = self.programs.set().on_demand else {
+            return Ok(());
+        };
+        if self.set.join(link_name(name)).exists() {
+            return Ok(());
+        }
+        let mut program = BtfTracePoint::from_pin(self.set.join(program_name(name)))
+            .map_err(|source| OpenError::program("open", name, source))?;
+        attach(&self.set, name, &mut program)
+    }
+
+    /// And detaches it.
+    pub(crate) fn relax(&self) -> io::Result<()> {
+        let Some(name) = self.programs.set().on_demand else {
+            return Ok(());
+        };
+        match fs::remove_file(self.set.join(link_name(name))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where each program is pinned.
+    pub(crate) fn program_pins(&self) -> io::Result<Vec<PathBuf>> {
+        let mut pins = Vec::new();
+        for entry in fs::read_dir(&self.set)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(b"prog_") {
+                pins.push(entry.path());
+            }
+        }
+        Ok(pins)
     }
 
     pub(crate) fn instance(&self) -> &str {
@@ -216,12 +283,16 @@ impl Pins {
     }
 }
 
-fn object_id() -> String {
-    blake3::hash(OBJECT).to_hex()[..16].to_owned()
+fn object_id(object: &[u8]) -> String {
+    blake3::hash(object).to_hex()[..16].to_owned()
 }
 
 fn link_name(tracepoint: &str) -> String {
     format!("link_{tracepoint}")
+}
+
+fn program_name(tracepoint: &str) -> String {
+    format!("prog_{tracepoint}")
 }
 
 /// The names of sets, whole or not; whatever else is there is not ours.
@@ -238,14 +309,37 @@ fn list(directory: &Path) -> io::Result<Vec<String>> {
 }
 
 /// A set becomes visible complete, but removing one is not atomic.
-fn is_whole(set: &Path) -> bool {
-    MAPS.iter().all(|name| set.join(name).exists())
-        && TRACEPOINTS
+fn is_whole(directory: &Path, set: &Set) -> bool {
+    let on_demand = set.on_demand.iter();
+    MAPS.iter().all(|name| directory.join(name).exists())
+        && set
+            .tracepoints
             .iter()
-            .all(|name| PinnedLink::from_pin(set.join(link_name(name))).is_ok())
+            .all(|name| PinnedLink::from_pin(directory.join(link_name(name))).is_ok())
+        && on_demand.chain(set.tracepoints).all(|name| {
+            let pin = directory.join(program_name(name));
+            pin.exists()
+        })
 }
 
-fn build(directory: &Path, prefix: &str) -> Result<(PathBuf, String), OpenError> {
+fn take_over_or_build(
+    directory: &Path,
+    set: &Set,
+    found: &[String],
+) -> Result<(PathBuf, String), OpenError> {
+    let prefix = format!("{SET}{}-", object_id(set.object));
+    let whole = found.iter().find_map(|name| {
+        let instance = name.strip_prefix(&prefix)?;
+        let path = directory.join(name);
+        is_whole(&path, set).then(|| (path, instance.to_owned()))
+    });
+    match whole {
+        Some(whole) => Ok(whole),
+        None => build(directory, set, &prefix),
+    }
+}
+
+fn build(directory: &Path, set: &Set, prefix: &str) -> Result<(PathBuf, String), OpenError> {
     const UUID: &str = "/proc/sys/kernel/random/uuid";
     let at = |verb, path: &Path, source| OpenError::Directory {
         verb,
@@ -257,22 +351,22 @@ fn build(directory: &Path, prefix: &str) -> Result<(PathBuf, String), OpenError>
         .trim()
         .to_owned();
     let new = directory.join(format!("{NEW}{instance}"));
-    let set = directory.join(format!("{prefix}{instance}"));
+    let path = directory.join(format!("{prefix}{instance}"));
     fs::create_dir(&new).map_err(|source| at("create", &new, source))?;
-    let loaded = load_into(&new);
+    let loaded = load_into(&new, set);
     memory::give_back();
     if let Err(error) = loaded {
         // The next owner sweeps what this cannot.
         let _ = remove(&new);
         return Err(error);
     }
-    fs::rename(&new, &set).map_err(|source| at("rename to", &set, source))?;
-    Ok((set, instance))
+    fs::rename(&new, &path).map_err(|source| at("rename to", &path, source))?;
+    Ok((path, instance))
 }
 
-fn load_into(new: &Path) -> Result<(), OpenError> {
+fn load_into(new: &Path, set: &Set) -> Result<(), OpenError> {
     let btf = Btf::from_sys_fs()?;
-    let mut object = EbpfLoader::new().btf(Some(&btf)).load(OBJECT)?;
+    let mut object = EbpfLoader::new().btf(Some(&btf)).load(set.object)?;
     for name in MAPS {
         let path = new.join(name);
         object
@@ -281,23 +375,52 @@ fn load_into(new: &Path) -> Result<(), OpenError> {
             .pin(&path)
             .map_err(|source| OpenError::Pin { path, source })?;
     }
-    for name in TRACEPOINTS {
-        let failed = |verb| move |source| OpenError::Program { verb, name, source };
-        let program: &mut BtfTracePoint = object
-            .program_mut(name)
-            .ok_or(OpenError::Missing { name })?
-            .try_into()
-            .map_err(failed("load"))?;
-        program.load(name, &btf).map_err(failed("load"))?;
-        let link = program
-            .attach()
-            .and_then(|id| program.take_link(id))
-            .map_err(failed("attach"))?;
-        let path = new.join(link_name(name));
-        FdLink::from(link)
-            .pin(&path)
-            .map_err(|source| OpenError::Pin { path, source })?;
+    if let Some(name) = set.on_demand {
+        load(new, name, &mut object, &btf)?;
     }
+    for name in set.optional {
+        // Without it, what it would count stays at rest.
+        if let Ok(program) = load(new, name, &mut object, &btf) {
+            attach(new, name, program)?;
+        }
+    }
+    // Last, so that nothing is counted by a set that is not made.
+    for name in set.tracepoints {
+        let program = load(new, name, &mut object, &btf)?;
+        attach(new, name, program)?;
+    }
+    Ok(())
+}
+
+fn load<'a>(
+    new: &Path,
+    name: &'static str,
+    object: &'a mut Ebpf,
+    btf: &Btf,
+) -> Result<&'a mut BtfTracePoint, OpenError> {
+    let failed = |source| OpenError::program("load", name, source);
+    let program: &mut BtfTracePoint = object
+        .program_mut(name)
+        .ok_or(OpenError::Missing { name })?
+        .try_into()
+        .map_err(failed)?;
+    program.load(name, btf).map_err(failed)?;
+    let path = new.join(program_name(name));
+    program
+        .pin(&path)
+        .map_err(|source| OpenError::Pin { path, source })?;
+    Ok(program)
+}
+
+fn attach(set: &Path, name: &'static str, program: &mut BtfTracePoint) -> Result<(), OpenError> {
+    let link = program
+        .attach()
+        .and_then(|id| program.take_link(id))
+        .map_err(|source| OpenError::program("attach", name, source))?;
+    let path = set.join(link_name(name));
+    FdLink::from(link)
+        .pin(&path)
+        .map_err(|source| OpenError::Pin { path, source })?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@
 //! knows them, and their counters go on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,10 +14,14 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
-use crate::counters::{Counters, Effects, Member, MemberWords, Spared, SparedWords, add};
+use crate::counters::{
+    Counters, Effects, LOST, MOUNTS, Member, MemberWords, Spared, SparedWords, add,
+};
 use crate::ids::{CgroupId, Device};
+use crate::misses::Misses;
 use crate::pins::{self, CloseError, OpenError, Pins};
 use crate::refusal::one_line;
+use crate::sets::Programs;
 
 /// How many superblocks one sandbox may call its own (`CRAB_MAX_DEVICES`).
 pub const MAX_DEVICES: usize = 32;
@@ -64,17 +69,35 @@ pub enum EffectsError {
         /// What the kernel said.
         source: MapError,
     },
+    /// What was lost is not known.
+    #[error(transparent)]
+    Lost(#[from] LostError),
 }
 
 /// Whether system calls are counted could not be set.
 #[derive(Debug, Error)]
-#[error("count system calls: {}", one_line(.0))]
-pub struct AttendError(#[from] MapError);
+pub enum AttendError {
+    /// A map refused.
+    #[error("count system calls: {}", one_line(.0))]
+    Map(#[from] MapError),
+    /// The program could not be attached.
+    #[error("count system calls: {0}")]
+    Attach(#[from] OpenError),
+    /// Or not detached.
+    #[error("count system calls no longer: {0}")]
+    Detach(#[from] io::Error),
+}
 
 /// How many events were lost could not be read.
 #[derive(Debug, Error)]
-#[error("read the count of lost events: {}", one_line(.0))]
-pub struct LostError(#[from] MapError);
+pub enum LostError {
+    /// A map refused.
+    #[error("read the count of lost events: {}", one_line(.0))]
+    Map(#[from] MapError),
+    /// The kernel's own count of events without a program could not be read.
+    #[error("read the count of missed events: {0}")]
+    Misses(#[from] io::Error),
+}
 
 /// The attached programs and their maps.
 ///
@@ -87,6 +110,7 @@ pub struct Tracer {
     lost: Array<MapData, u64>,
     attention: Array<MapData, u64>,
     spared: HashMap<MapData, u64, SparedWords>,
+    misses: Vec<Misses>,
     /// What `members` holds.
     watched: BTreeMap<CgroupId, Member>,
 }
@@ -102,21 +126,37 @@ impl std::fmt::Debug for Tracer {
 
 impl Tracer {
     /// Takes over the programs pinned below `pin_dir`, if they are this
-    /// build's; otherwise loads, attaches and pins them. Mounts a BPF file
-    /// system there if it is on none.
+    /// build's; otherwise loads, attaches and pins them: the cheapest set that the
+    /// kernel takes. Mounts a BPF file system there if it is on none.
     ///
     /// # Errors
     /// When the host cannot trace, another tracer owns `pin_dir`, or the
     /// kernel refuses a step.
     pub fn open(pin_dir: &Path) -> Result<Self, OpenError> {
+        Self::open_first_of(pin_dir, &Programs::BY_COST)
+    }
+
+    /// The same with the first of these sets that the kernel takes.
+    ///
+    /// # Errors
+    /// As [`Tracer::open`].
+    pub fn open_first_of(pin_dir: &Path, choice: &[Programs]) -> Result<Self, OpenError> {
         fn typed<T: TryFrom<aya::maps::Map, Error = MapError>>(
             pins: &Pins,
             name: &'static str,
         ) -> Result<T, OpenError> {
             T::try_from(pins.map(name)?).map_err(|source| OpenError::Map { name, source })
         }
-        let pins = Pins::open(pin_dir)?;
+        let pins = Pins::open(pin_dir, choice)?;
+        let at = |source| OpenError::Directory {
+            verb: "list",
+            path: pin_dir.to_path_buf(),
+            source,
+        };
+        let programs = pins.program_pins().map_err(at)?;
+        let misses: Result<Vec<_>, _> = programs.iter().map(|pin| Misses::of(pin)).collect();
         let mut tracer = Self {
+            misses: misses.map_err(OpenError::Misses)?,
             sandboxes: typed(&pins, pins::SANDBOXES)?,
             devices: typed(&pins, pins::DEVICES)?,
             members: typed(&pins, pins::MEMBERS)?,
@@ -131,6 +171,18 @@ impl Tracer {
             source,
         })?;
         Ok(tracer)
+    }
+
+    /// Which set counts.
+    #[must_use]
+    pub fn programs(&self) -> Programs {
+        self.pins.programs()
+    }
+
+    /// The cheaper sets that the kernel does not take, each with the reason in one line.
+    #[must_use]
+    pub fn refused(&self) -> &[(Programs, String)] {
+        self.pins.refused()
     }
 
     /// Names this load of the programs: another one, another name.
@@ -220,8 +272,26 @@ impl Tracer {
             .watched
             .get(&cgroup)
             .ok_or(EffectsError::NotWatched { cgroup })?;
-        self.sum(cgroup, member)
-            .map(|words| Effects::from_words(&words))
+        let mut sum = self
+            .sum(cgroup, member)
+            .map_err(|source| EffectsError::Map { cgroup, source })?;
+        sum[LOST] = sum[LOST].saturating_add(self.lost_anywhere()?);
+        Ok(Effects::from_words(&sum))
+    }
+
+    /// Counts a mount for `cgroup`, where the programs do not
+    /// ([`Programs::counts_mounts`]).
+    ///
+    /// # Errors
+    /// When it is not watched, or a map refuses.
+    pub fn mounted(&mut self, cgroup: CgroupId) -> Result<(), EffectsError> {
+        let member = self
+            .watched
+            .get_mut(&cgroup)
+            .ok_or(EffectsError::NotWatched { cgroup })?;
+        member.base[MOUNTS] = member.base[MOUNTS].saturating_add(1);
+        self.members
+            .insert(cgroup.0, member.to_words(), 0)
             .map_err(|source| EffectsError::Map { cgroup, source })
     }
 
@@ -231,7 +301,11 @@ impl Tracer {
     /// # Errors
     /// When the map refuses.
     pub fn lost_anywhere(&self) -> Result<u64, LostError> {
-        Ok(self.lost.get(&0, 0)?)
+        let mut lost = self.lost.get(&0, 0)?;
+        for program in &self.misses {
+            lost = lost.saturating_add(program.count()?);
+        }
+        Ok(lost)
     }
 
     /// Counts completed system calls too ([`Effects::calls`]), in every sandbox, from
@@ -247,6 +321,7 @@ impl Tracer {
         spared: &Spared,
         duration: Duration,
     ) -> Result<(), AttendError> {
+        self.pins.attend()?;
         self.spared.insert(cgroup.0, spared.to_words(), 0)?;
         let until = now(ClockId::Monotonic) + duration.as_nanos() as u64;
         if self.attention.get(&0, 0)? < until {
@@ -262,6 +337,7 @@ impl Tracer {
     pub fn relax(&mut self) -> Result<(), AttendError> {
         let until = self.attention.get(&0, 0)?;
         if until != 0 && until < now(ClockId::Monotonic) {
+            self.pins.relax()?;
             self.attention.set(0, 0, 0)?;
         }
         Ok(())
@@ -278,13 +354,11 @@ impl Tracer {
     }
 
     fn sum(&self, cgroup: CgroupId, member: &Member) -> Result<Counters, MapError> {
-        const LOST: usize = 4;
         let mut sum = member.base;
         add(&mut sum, &self.sandboxes.get(&cgroup.0, 0)?);
         for device in &member.devices {
             add(&mut sum, &self.devices.get(&device.0, 0)?);
         }
-        sum[LOST] = sum[LOST].saturating_add(self.lost.get(&0, 0)?);
         Ok(sum)
     }
 

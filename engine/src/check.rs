@@ -15,7 +15,11 @@ pub(crate) fn check() -> anyhow::Result<&'static str> {
     let dir = env::temp_dir().join(format!("crabd-check-{}", std::process::id()));
     fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
     let done = match Tracer::open(&dir) {
-        Ok(tracer) => tracer.close_and_unpin().context("undo the check"),
+        Ok(tracer) => {
+            let programs = tracer.programs().name();
+            let undone = tracer.close_and_unpin().context("undo the check");
+            undone.map(|()| programs)
+        }
         Err(reason) => {
             // As far as it came: mounted or not.
             let _ = unmount(&dir, UnmountFlags::DETACH);
@@ -28,5 +32,5 @@ pub(crate) fn check() -> anyhow::Result<&'static str> {
         }
         _ => {}
     }
-    done.map(|()| crab_bpf::PROGRAMS)
+    done
 }

@@ -21,6 +21,7 @@ mod check;
 mod daemon;
 mod endpoint;
 mod holder;
+mod mounts;
 mod programs;
 mod readiness;
 mod registry;

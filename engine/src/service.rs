@@ -48,6 +48,7 @@ impl Tracer for Service {
                 CgroupId(request.cgroup_id),
                 &devices,
                 request.shim_pid,
+                request.init_pid,
             )
             .map(answer)
             .map_err(status)
@@ -80,6 +81,7 @@ impl Tracer for Service {
         status.sandboxes = u32::try_from(summary.sandboxes).unwrap_or(u32::MAX);
         status.uptime_ms = summary.uptime_ms;
         status.lost = summary.lost;
+        status.refused = summary.refused;
         Ok(status)
     }
 }
@@ -93,6 +95,9 @@ fn answer(counted: Counted) -> Effects {
     effects.unseen = counted.effects.unseen;
     effects.lost = counted.effects.lost;
     effects.calls = counted.effects.calls;
+    effects.connected = counted.effects.connected;
+    effects.listened = counted.effects.listened;
+    effects.sent = counted.effects.sent;
     effects
 }
 

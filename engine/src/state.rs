@@ -4,6 +4,7 @@
 //! Every operation is a few system calls and waits for nobody, so a plain
 //! mutex around it is held for microseconds.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::cgroups;
+use crate::mounts::Mounts;
 use crate::registry::{Gone, Registry};
 use crate::shim::{Shim, ShimError};
 
@@ -58,6 +60,8 @@ pub(crate) struct Summary {
     pub(crate) sandboxes: usize,
     pub(crate) uptime_ms: u64,
     pub(crate) lost: u64,
+    /// Cheaper programs that the kernel does not take, and why.
+    pub(crate) refused: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -72,6 +76,8 @@ enum Counting {
 pub(crate) struct State {
     counting: Counting,
     registry: Registry<Shim>,
+    /// Of the sandboxes, where the programs do not see mounts.
+    mounts: HashMap<CgroupId, Mounts>,
     started: Instant,
 }
 
@@ -81,7 +87,11 @@ impl State {
         let started = Instant::now();
         let counting = match Tracer::open(pin_dir) {
             Ok(tracer) => {
+                for (programs, reason) in tracer.refused() {
+                    info!(%programs, reason, "the kernel does not take");
+                }
                 info!(
+                    programs = %tracer.programs(),
                     instance = tracer.instance(),
                     watched = tracer.watched().len(),
                     took_ms = started.elapsed().as_millis(),
@@ -104,6 +114,7 @@ impl State {
         Self {
             counting,
             registry: Registry::new(inherited, started),
+            mounts: HashMap::new(),
             started,
         }
     }
@@ -114,6 +125,7 @@ impl State {
         cgroup: CgroupId,
         devices: &[Device],
         shim: u32,
+        init: u32,
     ) -> Result<Counted, Refusal> {
         self.registry.used(Instant::now());
         let tracer = self.counting.tracer()?;
@@ -124,9 +136,16 @@ impl State {
         }
         let held = Shim::hold(shim)?;
         tracer.watch(cgroup, devices)?;
+        if !tracer.programs().counts_mounts()
+            && !self.mounts.get(&cgroup).is_some_and(|m| m.are_of(init))
+        {
+            self.mounts.insert(cgroup, Mounts::of(init));
+            // What a predecessor would have been told, nobody was.
+            tracer.mounted(cgroup)?;
+        }
         let known = self.registry.cgroup(sandbox) == Some(cgroup);
         if let Some(before) = self.registry.claim(sandbox, cgroup, held) {
-            self.counting.give_up(before);
+            self.give_up(before);
         }
         if !known {
             info!(sandbox, %cgroup, devices = ?devices.iter().map(ToString::to_string).collect::<Vec<_>>(), shim, "watching");
@@ -139,7 +158,7 @@ impl State {
         // That it is unknown is fine: its shim says so twice, or to a new crabd.
         if let Some(cgroup) = self.registry.drop(sandbox) {
             info!(sandbox, %cgroup, "no longer watching");
-            self.counting.give_up(cgroup);
+            self.give_up(cgroup);
         }
     }
 
@@ -159,20 +178,28 @@ impl State {
         if calls > Duration::ZERO {
             tracer.attend(cgroup, spared, calls.min(ATTENTION))?;
         }
+        if self.mounts.get(&cgroup).is_some_and(Mounts::changed) {
+            tracer.mounted(cgroup)?;
+        }
         self.counting.read(cgroup)
     }
 
     pub(crate) fn summary(&mut self) -> Summary {
         self.registry.used(Instant::now());
         let mut lost = 0;
+        let mut refused = Vec::new();
         let (programs, reason) = match &self.counting {
-            Counting::On(tracer) => match tracer.lost_anywhere() {
-                Ok(count) => {
-                    lost = count;
-                    (crab_bpf::PROGRAMS, String::new())
+            Counting::On(tracer) => {
+                let named = |(programs, reason): &(_, _)| format!("{programs}: {reason}");
+                refused = tracer.refused().iter().map(named).collect();
+                match tracer.lost_anywhere() {
+                    Ok(count) => {
+                        lost = count;
+                        (tracer.programs().name(), String::new())
+                    }
+                    Err(error) => (tracer.programs().name(), error.to_string()),
                 }
-                Err(error) => (crab_bpf::PROGRAMS, error.to_string()),
-            },
+            }
             Counting::Off(reason) => ("none", reason.clone()),
             Counting::Closed => ("none", Refusal::Closing.to_string()),
         };
@@ -182,6 +209,7 @@ impl State {
             sandboxes: self.registry.len(),
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             lost,
+            refused,
         }
     }
 
@@ -201,7 +229,16 @@ impl State {
                     info!(%cgroup, "no longer watching: no shim renewed it, and it is empty")
                 }
             }
-            self.counting.give_up(cgroup);
+            self.give_up(cgroup);
+        }
+    }
+
+    fn give_up(&mut self, cgroup: CgroupId) {
+        self.mounts.remove(&cgroup);
+        if let Counting::On(tracer) = &mut self.counting
+            && let Err(reason) = tracer.unwatch(cgroup)
+        {
+            error!("{reason}");
         }
     }
 
@@ -240,13 +277,5 @@ impl Counting {
             period: tracer.period(cgroup).unwrap_or_default(),
             effects: tracer.effects(cgroup)?,
         })
-    }
-
-    fn give_up(&mut self, cgroup: CgroupId) {
-        if let Self::On(tracer) = self
-            && let Err(reason) = tracer.unwatch(cgroup)
-        {
-            error!("{reason}");
-        }
     }
 }

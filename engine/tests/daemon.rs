@@ -144,6 +144,7 @@ impl Host {
         request.cgroup_id = fs::metadata(&self.cgroup).unwrap().ino();
         request.devices = vec![fs::metadata(self.files()).unwrap().dev()];
         request.shim_pid = shim;
+        request.init_pid = me();
         request
     }
 
@@ -229,6 +230,16 @@ fn code(result: ttrpc::Result<Effects>) -> (Code, String) {
     }
 }
 
+/// The set that this kernel takes: that at the inodes since Linux 6.13.
+fn programs() -> &'static str {
+    let types = fs::read("/sys/kernel/btf/vmlinux").unwrap();
+    let name = b"\0btf_trace_ctime_ns_xchg\0";
+    match types.windows(name.len()).any(|window| window == name) {
+        true => "tp_btf:inodes",
+        false => "tp_btf:syscalls",
+    }
+}
+
 fn me() -> u32 {
     std::process::id()
 }
@@ -241,7 +252,7 @@ fn a_watched_sandboxs_effects_are_told() {
     let status = client.status();
     assert_eq!(
         (status.programs.as_str(), status.reason.as_str()),
-        ("tp_btf", "")
+        (programs(), "")
     );
 
     let first = client.watch(&host.request(me())).unwrap();
@@ -338,7 +349,7 @@ fn a_second_crabd_leaves_the_first_alone() {
     assert!(second.status.success());
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(said.contains("another crabd already serves"), "{said}");
-    assert_eq!(Client::new(&host).status().programs, "tp_btf");
+    assert_eq!(Client::new(&host).status().programs, programs());
 }
 
 #[test]
@@ -501,12 +512,12 @@ fn a_check_tells_what_would_count_and_leaves_nothing() {
     };
     let said = check();
     assert!(said.status.success(), "{said:?}");
-    assert_eq!(said.stdout, b"tp_btf\n");
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), programs());
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
     // The one that runs is as it was.
-    assert_eq!(Client::new(&host).status().programs, "tp_btf");
+    assert_eq!(Client::new(&host).status().programs, programs());
 }
 
 #[test]
@@ -525,4 +536,66 @@ fn a_broken_configuration_is_said_once_and_crabd_serves() {
     says("line 3: there is no setting");
     let quiet = host.log_with("log_level = 'error'\n");
     assert_eq!(quiet, "");
+}
+
+#[test]
+fn a_mount_inside_is_told_and_so_is_what_may_have_passed_meanwhile() {
+    let Some(mut host) = Host::new() else { return };
+    let crabd = host.start(0);
+    let mut inside = Command::new("unshare")
+        .args(["-m", "sh", "-c"])
+        .arg("echo 0 > $0/cgroup.procs; echo; while read what; do $what; echo; done")
+        .arg(&host.cgroup)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut to = inside.stdin.take().unwrap();
+    let mut from = std::io::BufReader::new(inside.stdout.take().unwrap());
+    let mut answer = || std::io::BufRead::read_line(&mut from, &mut String::new()).unwrap();
+    answer();
+    let mut act = |what: &str| {
+        std::io::Write::write_all(&mut to, format!("{what}\n").as_bytes()).unwrap();
+        answer();
+    };
+    let mut request = host.request(me());
+    request.init_pid = inside.id();
+
+    let client = Client::new(&host);
+    let mut last = client.watch(&request).unwrap();
+    for (what, counts) in [
+        ("true", false),
+        ("mount -t tmpfs none /tmp", true),
+        ("umount /tmp", true),
+        ("true", false),
+    ] {
+        act(what);
+        let now = client.effects("test/one").unwrap();
+        assert_eq!(now.mounts > last.mounts, counts, "{what}");
+        assert_eq!(now.lost, last.lost);
+        last = now;
+    }
+
+    host.signal(crabd, Signal::KILL);
+    host.ends(crabd);
+    act("mount -t tmpfs none /tmp");
+    host.start(0);
+    let after = Client::new(&host).watch(&request).unwrap();
+    assert_eq!(after.instance, last.instance);
+    assert!(after.mounts > last.mounts, "while no crabd was there");
+    drop(to);
+    inside.wait().unwrap();
+}
+
+#[test]
+fn where_mounts_cannot_be_asked_for_there_may_always_have_been_one() {
+    let Some(mut host) = Host::new() else { return };
+    host.start(0);
+    let client = Client::new(&host);
+    let mut request = host.request(me());
+    request.init_pid = 0;
+    let first = client.watch(&request).unwrap();
+    let second = client.effects("test/one").unwrap();
+    let unseen = programs() == "tp_btf:inodes";
+    assert_eq!(second.mounts > first.mounts, unseen);
 }

@@ -44,6 +44,8 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(crate) struct Watched {
     pub(crate) cgroup: Cgroup,
     pub(crate) devices: Vec<u64>,
+    /// Process id of its init.
+    pub(crate) init: i32,
 }
 
 /// The wish to know whether a sandbox's processes go on.
@@ -197,6 +199,7 @@ impl Tracer {
             devices: watched.devices,
             shim_address: self.host.address.clone(),
             shim_pid: std::process::id(),
+            init_pid: watched.init as u32,
             ..Default::default()
         };
         if let Some(client) = link.client.take() {

@@ -69,12 +69,15 @@ pub(crate) fn sys32(number: u32, arguments: &[u32]) -> i32 {
     let mut a = [0; 5];
     a[..arguments.len()].copy_from_slice(arguments);
     let result: i32;
-    // SAFETY: as above; rbx belongs to LLVM and is put back, and the kernel
-    // clobbers r8-r11 on this entry.
+    // SAFETY: as above; rbx and rbp (the sixth argument, an offset) belong to LLVM and
+    // are put back, and the kernel clobbers r8-r11 on this entry.
     unsafe {
         std::arch::asm!(
             "xchg rbx, {first}",
+            "push rbp",
+            "xor ebp, ebp",
             "int 0x80",
+            "pop rbp",
             "xchg rbx, {first}",
             first = inout(reg) u64::from(a[0]) => _,
             inout("eax") number => result,

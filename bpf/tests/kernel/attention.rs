@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::world::{Seat, World};
+use crate::world::{Seat, World, worlds};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -58,103 +58,110 @@ fn a_task_that_only_wakes_completes_no_call() {
         ("handler", &[libc::SYS_pause]),
     ];
     for (name, numbers) in waits {
-        let Some(mut world) = World::new() else {
-            return;
-        };
-        let directory = world.tmpfs.path().to_path_buf();
-        let mut agent = world.start(name, Seat::Inside, &directory);
-        agent.go_on();
-        let pid = world.pid(&agent);
-        waits_in(pid, numbers);
-        let act = || {
-            if name == "handler" {
-                let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-                rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
-            } else {
-                request(&directory);
-            }
-        };
-
-        act();
-        waits_in(pid, numbers);
-        assert_eq!(world.effects().calls, 0, "{name}: nobody wants to know");
-
-        world.attend(LONG, &[]);
-        for _ in 0..20 {
-            let before = threads(pid, "schedstat");
-            world.cgroup.freeze(true);
-            world.cgroup.freeze(false);
+        for mut world in worlds() {
+            let directory = world.tmpfs.path().to_path_buf();
+            let mut agent = world.start(name, Seat::Inside, &directory);
+            agent.go_on();
+            let pid = world.pid(&agent);
             waits_in(pid, numbers);
-            let after = threads(pid, "schedstat");
-            let woke = before
-                .iter()
-                .zip(&after)
-                .all(|(before, after)| before != after);
-            assert!(woke, "{name} did not wake: {before:?}, {after:?}");
-        }
-        assert_eq!(world.effects().calls, 0, "{name} only woke");
+            let act = || {
+                if name == "handler" {
+                    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+                    rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+                } else {
+                    request(&directory);
+                }
+            };
 
-        let mut counted = 0;
-        for _ in 0..20 {
-            world.cgroup.freeze(true);
             act();
-            world.cgroup.freeze(false);
-            poll("it is seen", || world.effects().calls > counted);
             waits_in(pid, numbers);
-            counted = world.effects().calls;
+            assert_eq!(world.effects().calls, 0, "{name}: nobody wants to know");
+
+            world.attend(LONG, &[]);
+            for _ in 0..20 {
+                let before = threads(pid, "schedstat");
+                world.cgroup.freeze(true);
+                world.cgroup.freeze(false);
+                waits_in(pid, numbers);
+                let after = threads(pid, "schedstat");
+                let woke = before
+                    .iter()
+                    .zip(&after)
+                    .all(|(before, after)| before != after);
+                assert!(woke, "{name} did not wake: {before:?}, {after:?}");
+            }
+            assert_eq!(world.effects().calls, 0, "{name} only woke");
+
+            let mut counted = 0;
+            for _ in 0..20 {
+                world.cgroup.freeze(true);
+                act();
+                world.cgroup.freeze(false);
+                poll("it is seen", || world.effects().calls > counted);
+                waits_in(pid, numbers);
+                counted = world.effects().calls;
+            }
         }
     }
 }
 
 #[test]
 fn attention_ends_and_a_longer_one_is_not_cut_short() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let directory = world.tmpfs.path().to_path_buf();
-    let calls = |world: &mut World| world.run("write", Seat::Inside, &directory).calls;
-    assert_eq!(calls(&mut world), 0);
-    world.attend(LONG, &[]);
-    world.attend(Duration::ZERO, &[]);
-    world.tracer().relax().unwrap();
-    assert!(calls(&mut world) > 0);
-    drop(world.tracer.take());
-    world.open();
-    world.tracer().relax().unwrap();
-    assert!(calls(&mut world) > 0, "over a change of tracers");
+    for mut world in worlds() {
+        let directory = world.tmpfs.path().to_path_buf();
+        let calls = |world: &mut World| world.run("write", Seat::Inside, &directory).calls;
+        assert_eq!(calls(&mut world), 0);
+        world.attend(LONG, &[]);
+        world.attend(Duration::ZERO, &[]);
+        world.tracer().relax().unwrap();
+        assert!(calls(&mut world) > 0);
+        drop(world.tracer.take());
+        world.open();
+        world.tracer().relax().unwrap();
+        assert!(calls(&mut world) > 0, "over a change of tracers");
+    }
+}
 
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    world.attend(Duration::ZERO, &[]);
-    assert_eq!(calls(&mut world), 0);
+#[test]
+fn attention_that_is_over_counts_nothing_and_can_be_had_again() {
+    for mut world in worlds() {
+        let directory = world.tmpfs.path().to_path_buf();
+        let calls = |world: &mut World| world.run("write", Seat::Inside, &directory).calls;
+        for _ in 0..2 {
+            world.attend(Duration::ZERO, &[]);
+            assert_eq!(calls(&mut world), 0);
+            world.tracer().relax().unwrap();
+            assert_eq!(calls(&mut world), 0);
+        }
+        world.attend(LONG, &[]);
+        assert!(calls(&mut world) > 0);
+    }
 }
 
 #[test]
 fn the_calls_of_spared_processes_do_not_count() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let directory = world.tmpfs.path().to_path_buf();
-    let mut agent = world.start("accept", Seat::Inside, &directory);
-    agent.go_on();
-    let pid = world.pid(&agent);
-    let numbers = [libc::SYS_accept, libc::SYS_accept4];
-    waits_in(pid, &numbers);
-    let act = || {
-        request(&directory);
-        std::thread::sleep(Duration::from_millis(5));
+    for mut world in worlds() {
+        let directory = world.tmpfs.path().to_path_buf();
+        let mut agent = world.start("accept", Seat::Inside, &directory);
+        agent.go_on();
+        let pid = world.pid(&agent);
+        let numbers = [libc::SYS_accept, libc::SYS_accept4];
         waits_in(pid, &numbers);
-    };
-    world.attend(LONG, &[1, pid]);
-    act();
-    assert_eq!(world.effects().calls, 0, "it is spared");
-    assert!(
-        world.run("write", Seat::Inside, &directory).calls > 0,
-        "others are not"
-    );
-    let counted = world.effects().calls;
-    world.attend(LONG, &[pid + 1]);
-    act();
-    assert!(world.effects().calls > counted, "no longer");
+        let act = || {
+            request(&directory);
+            std::thread::sleep(Duration::from_millis(5));
+            waits_in(pid, &numbers);
+        };
+        world.attend(LONG, &[1, pid]);
+        act();
+        assert_eq!(world.effects().calls, 0, "it is spared");
+        assert!(
+            world.run("write", Seat::Inside, &directory).calls > 0,
+            "others are not"
+        );
+        let counted = world.effects().calls;
+        world.attend(LONG, &[pid + 1]);
+        act();
+        assert!(world.effects().calls > counted, "no longer");
+    }
 }

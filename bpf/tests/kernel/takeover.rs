@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crab_bpf::{OpenError, Tracer};
 
-use crate::world::{Seat, World, difference};
+use crate::world::{Seat, difference, look, worlds};
 
 fn set_of(pins: &Path) -> String {
     let mut names: Vec<_> = fs::read_dir(pins)
@@ -21,79 +21,75 @@ fn set_of(pins: &Path) -> String {
 
 #[test]
 fn counting_goes_on_while_there_is_no_tracer() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let directory = world.tmpfs.path().to_path_buf();
-    let mut agent = world.start("write", Seat::Inside, &directory);
-    let before = world.effects();
-    let cgroup = world.cgroup.id();
-    let period = world.tracer().period(cgroup);
+    for mut world in worlds() {
+        let directory = world.tmpfs.path().to_path_buf();
+        let mut agent = world.start("write", Seat::Inside, &directory);
+        look(&directory);
+        let before = world.effects();
+        let cgroup = world.cgroup.id();
+        let period = world.tracer().period(cgroup);
 
-    drop(world.tracer.take());
-    agent.go_on();
-    assert!(agent.reaches("after"));
-    world.open();
+        drop(world.tracer.take());
+        agent.go_on();
+        assert!(agent.reaches("after"));
+        world.open();
 
-    assert_eq!(world.tracer().period(cgroup), period);
-    assert_eq!(world.tracer().watched(), [cgroup]);
-    assert_eq!(difference(&world.effects(), &before).files, 1);
-    agent.go_on();
-    world.finish(agent);
-    assert_eq!(world.run("write", Seat::Inside, &directory).files, 1);
+        assert_eq!(world.tracer().period(cgroup), period);
+        assert_eq!(world.tracer().watched(), [cgroup]);
+        assert_eq!(difference(&world.effects(), &before).files, 1);
+        agent.go_on();
+        world.finish(agent);
+        assert_eq!(world.run("write", Seat::Inside, &directory).files, 1);
+    }
 }
 
 #[test]
 fn another_builds_programs_are_replaced_under_a_new_instance() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let pins = world.pin_dir();
-    let instance = world.tracer().instance().to_owned();
-    drop(world.tracer.take());
-    let old = format!("set-0123456789abcdef-{instance}");
-    fs::rename(pins.join(set_of(&pins)), pins.join(&old)).unwrap();
-    fs::create_dir(pins.join("new-leftover")).unwrap();
+    for mut world in worlds() {
+        let pins = world.pin_dir();
+        let instance = world.tracer().instance().to_owned();
+        drop(world.tracer.take());
+        let old = format!("set-0123456789abcdef-{instance}");
+        fs::rename(pins.join(set_of(&pins)), pins.join(&old)).unwrap();
+        fs::create_dir(pins.join("new-leftover")).unwrap();
 
-    world.open();
-    assert_ne!(world.tracer().instance(), instance);
-    assert_eq!(world.tracer().watched(), []);
-    assert_ne!(set_of(&pins), old);
+        world.open();
+        assert_ne!(world.tracer().instance(), instance);
+        assert_eq!(world.tracer().watched(), []);
+        assert_ne!(set_of(&pins), old);
+    }
 }
 
 #[test]
 fn a_set_with_a_program_gone_is_replaced() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let pins = world.pin_dir();
-    let instance = world.tracer().instance().to_owned();
-    drop(world.tracer.take());
-    fs::remove_file(pins.join(set_of(&pins)).join("link_sched_process_exec")).unwrap();
-    world.open();
-    assert_ne!(world.tracer().instance(), instance);
+    for mut world in worlds() {
+        let pins = world.pin_dir();
+        let instance = world.tracer().instance().to_owned();
+        drop(world.tracer.take());
+        fs::remove_file(pins.join(set_of(&pins)).join("link_sched_process_exec")).unwrap();
+        world.open();
+        assert_ne!(world.tracer().instance(), instance);
+    }
 }
 
 #[test]
 fn a_pin_directory_has_one_owner() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let pins = world.pin_dir();
-    assert!(matches!(Tracer::open(&pins), Err(OpenError::Busy { .. })));
-    drop(world.tracer.take());
-    world.open();
+    for mut world in worlds() {
+        let pins = world.pin_dir();
+        assert!(matches!(Tracer::open(&pins), Err(OpenError::Busy { .. })));
+        drop(world.tracer.take());
+        world.open();
+    }
 }
 
 #[test]
 fn closing_leaves_nothing_behind() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let pins = world.pin_dir();
-    assert!(pins.exists());
-    world.tracer.take().unwrap().close_and_unpin().unwrap();
-    assert!(!pins.exists());
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    assert!(!mounts.contains(pins.to_str().unwrap()));
+    for mut world in worlds() {
+        let pins = world.pin_dir();
+        assert!(pins.exists());
+        world.tracer.take().unwrap().close_and_unpin().unwrap();
+        assert!(!pins.exists());
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(pins.to_str().unwrap()));
+    }
 }

@@ -10,7 +10,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crab_bpf::{CgroupId, Device, Effects, OpenError, Spared, Tracer, Unsupported, probe};
+use crab_bpf::{
+    CgroupId, Device, Effects, OpenError, Programs, Spared, Tracer, Unsupported, probe,
+};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::agent;
@@ -23,11 +25,28 @@ pub(crate) struct World {
     /// Holds the mount points and the pins.
     pub(crate) directory: tempfile::TempDir,
     pub(crate) tracer: Option<Tracer>,
+    pub(crate) programs: Programs,
+}
+
+/// One for each set of programs that this kernel takes.
+pub(crate) fn worlds() -> impl Iterator<Item = World> {
+    Programs::BY_COST.into_iter().filter_map(|programs| {
+        println!("with {programs}");
+        World::of(programs)
+    })
+}
+
+fn has_tracepoint(name: &str) -> bool {
+    let name = format!("\0btf_trace_{name}\0");
+    let types = fs::read("/sys/kernel/btf/vmlinux").unwrap();
+    types
+        .windows(name.len())
+        .any(|window| window == name.as_bytes())
 }
 
 impl World {
-    /// None, with the reason printed, only where the kernel has no BTF.
-    pub(crate) fn new() -> Option<Self> {
+    /// None, with the reason printed, only where the kernel has not got what the set needs.
+    fn of(programs: Programs) -> Option<Self> {
         match probe() {
             Ok(()) => {}
             Err(reason @ Unsupported::NoBtf) => {
@@ -35,6 +54,10 @@ impl World {
                 return None;
             }
             Err(reason) => panic!("{reason}"),
+        }
+        if programs == Programs::Inodes && !has_tracepoint("ctime_ns_xchg") {
+            println!("skipped: {programs} needs Linux 6.13");
+            return None;
         }
         let directory = tempfile::tempdir().unwrap();
         let tmpfs = Mounted::tmpfs(&directory.path().join("tmpfs"));
@@ -44,6 +67,7 @@ impl World {
             tmpfs,
             directory,
             tracer: None,
+            programs,
         };
         world.open();
         let (id, device) = (world.cgroup.id(), world.tmpfs.device());
@@ -60,7 +84,7 @@ impl World {
         // holds the lock of a tracer that is closed here.
         let deadline = Instant::now() + Duration::from_secs(5);
         self.tracer = loop {
-            match Tracer::open(&self.pin_dir()) {
+            match Tracer::open_first_of(&self.pin_dir(), &[self.programs]) {
                 Err(OpenError::Busy { .. }) if Instant::now() < deadline => {
                     sleep(Duration::from_millis(5));
                 }
@@ -107,6 +131,8 @@ impl World {
         directory: &Path,
     ) -> Option<Effects> {
         let mut agent = self.start(call, seat, directory);
+        look(self.tmpfs.path());
+        look(directory);
         let before = self.effects();
         agent.go_on();
         if !agent.reaches("after") {
@@ -166,7 +192,7 @@ impl Drop for World {
             let _ = agent.wait();
         }
         if self.tracer.is_none() {
-            self.tracer = Tracer::open(&self.pin_dir()).ok();
+            self.tracer = Tracer::open_first_of(&self.pin_dir(), &[self.programs]).ok();
         }
         if let Some(tracer) = self.tracer.take() {
             let closed = tracer.close_and_unpin();
@@ -307,6 +333,17 @@ impl Drop for Cgroup {
     }
 }
 
+/// What who compares does at an epoch: reads the times of every file.
+pub(crate) fn look(directory: &Path) {
+    fs::metadata(directory).unwrap();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if fs::symlink_metadata(&path).unwrap().is_dir() {
+            look(&path);
+        }
+    }
+}
+
 pub(crate) fn difference(after: &Effects, before: &Effects) -> Effects {
     Effects {
         files: after.files - before.files,
@@ -315,5 +352,8 @@ pub(crate) fn difference(after: &Effects, before: &Effects) -> Effects {
         unseen: after.unseen - before.unseen,
         lost: after.lost - before.lost,
         calls: after.calls - before.calls,
+        connected: after.connected - before.connected,
+        listened: after.listened - before.listened,
+        sent: after.sent - before.sent,
     }
 }

@@ -81,11 +81,15 @@ fn counting(status: &TracerStatus) -> Check {
     if status.programs == "none" {
         return not_counting(&status.reason);
     }
-    let found = format!(
+    let mut found = format!(
         "{} attached, {} lost",
         status.programs,
         output::count(status.lost, "event", "events")
     );
+    // They cost each system call of the host something.
+    for cheaper in &status.refused {
+        found = format!("{found}; the kernel does not take {cheaper}");
+    }
     if status.reason.is_empty() {
         return Check::ok(BPF, found);
     }
@@ -157,6 +161,11 @@ mod tests {
     fn what_counts_and_what_does_not_is_told() {
         let check = counting(&status("tp_btf", "", 3));
         assert_eq!(check, Check::ok(BPF, "tp_btf attached, 3 events lost"));
+        let mut dearer = status("tp_btf", "", 0);
+        dearer.refused = vec!["others: why".into()];
+        let check = counting(&dearer);
+        assert_eq!(check.verdict, Verdict::Ok);
+        assert!(check.found.ends_with("does not take others: why"));
         let check = counting(&status("none", "no BTF", 0));
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.found.contains("no BTF"));

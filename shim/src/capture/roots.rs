@@ -303,6 +303,7 @@ impl Capture {
         let watched = Watched {
             cgroup: self.cgroup.clone(),
             devices: self.devices.clone(),
+            init: self.init,
         };
         if let Err(reason) = self.async_runtime.block_on(self.tracer.watch(watched)) {
             tracing::warn!(reason, "turns are unobserved");

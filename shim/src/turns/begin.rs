@@ -187,6 +187,7 @@ impl Task {
         let watched = Watched {
             cgroup: cgroup.clone(),
             devices: devices.clone(),
+            init,
         };
         let watch = tokio::spawn(async move { tracer.watch(watched).await });
         // A start does not wait for crabd's own. What happens until the watch begins is not

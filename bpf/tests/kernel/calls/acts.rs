@@ -1,7 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Acts of processes, and ways to reach a file from outside.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+
 use super::*;
+
+/// Talks to itself at this address, in a network of its own.
+fn network(address: [u8; 4]) {
+    let flags = rustix::thread::UnshareFlags::NEWNET;
+    // SAFETY: no fd table is unshared, only the network namespace.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.unwrap();
+    let control = UdpSocket::bind("0.0.0.0:0").unwrap();
+    // struct ifreq: the name, then an address or the flags.
+    let mut request = [0u8; 40];
+    request[..2].copy_from_slice(b"lo");
+    let mut set = |number: usize, value: &[u8]| {
+        request[16..16 + value.len()].copy_from_slice(value);
+        let fd = control.as_raw_fd() as usize;
+        did(sys(
+            libc::SYS_ioctl,
+            &[fd, number, request.as_ptr() as usize],
+        ));
+    };
+    set(
+        libc::SIOCSIFFLAGS as usize,
+        &(libc::IFF_UP as u16).to_ne_bytes(),
+    );
+    let [family, _] = (libc::AF_INET as u16).to_ne_bytes();
+    let [a, b, c, d] = address;
+    set(libc::SIOCSIFADDR as usize, &[family, 0, 0, 0, a, b, c, d]);
+    let at = std::net::Ipv4Addr::from(address);
+    measured(|| {
+        let listener = TcpListener::bind((at, 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        stream.write_all(b"text").unwrap();
+        peer.write_all(b"yes").unwrap();
+        let datagrams = UdpSocket::bind((at, 0)).unwrap();
+        let own = datagrams.local_addr().unwrap();
+        datagrams.send_to(b"text", own).unwrap();
+    });
+}
 
 /// Acts that the other tests name.
 pub(crate) const ACTS: &[(&str, Call)] = &[
@@ -55,6 +95,8 @@ pub(crate) const ACTS: &[(&str, Call)] = &[
             assert!(libc::WIFSIGNALED(status));
         });
     }),
+    ("network", |_| network([192, 0, 2, 1])),
+    ("network by loopback", |_| network([127, 0, 0, 1])),
     ("mount and unmount", |d| {
         let point = d.join("point");
         fs::create_dir(&point).unwrap();

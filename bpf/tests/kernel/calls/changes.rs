@@ -11,6 +11,51 @@ const SETXATTRAT: i64 = 463;
 const REMOVEXATTRAT: i64 = 466;
 const FILE_SETATTR: i64 = 469;
 
+/// Submits one write of "text" to this file by an io_uring, and waits for it.
+fn by_ring(file: usize) -> i64 {
+    const SINGLE_MMAP: u32 = 1;
+    const SQES: usize = 0x1000_0000;
+    const WRITE: u64 = 23;
+    // struct io_uring_params: flags and features are words 2 and 5; struct io_sqring_offsets
+    // begins at word 10 with head, tail, ring_mask, ring_entries, flags, dropped, array.
+    let mut parameters = [0u32; 30];
+    let ring = sys(
+        libc::SYS_io_uring_setup,
+        &[1, parameters.as_mut_ptr() as usize],
+    );
+    if ring < 0 {
+        // kernel.io_uring_disabled, or not compiled in.
+        std::process::exit(NOT_HERE);
+    }
+    assert!(parameters[5] & SINGLE_MMAP != 0);
+    let ring = ring as usize;
+    let both = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let map = |at| {
+        let shared = libc::MAP_SHARED as usize;
+        let address = sys(libc::SYS_mmap, &[0, 4096, both, shared, ring, at]);
+        did(address);
+        address as usize as *mut u8
+    };
+    let (queue, entries) = (map(0), map(SQES));
+    // struct io_uring_sqe: opcode in the first byte and fd in the upper half of the first
+    // word, offset, address, length.
+    let entry = [WRITE | (file as u64) << 32, 0, text() as u64, 4];
+    // SAFETY: both are pages shared with the kernel, larger than what is written to them,
+    // and it looks only when told.
+    unsafe {
+        entries.cast::<[u64; 4]>().write_volatile(entry);
+        queue
+            .add(parameters[16] as usize)
+            .cast::<u32>()
+            .write_volatile(0);
+        queue
+            .add(parameters[11] as usize)
+            .cast::<u32>()
+            .write_volatile(1);
+    }
+    sys(libc::SYS_io_uring_enter, &[ring, 1, 1, 1, 0, 0])
+}
+
 /// Changes that must count as `files`.
 pub(crate) const CHANGES: &[(&str, Call)] = &[
     ("write", |d| {
@@ -33,6 +78,16 @@ pub(crate) const CHANGES: &[(&str, Call)] = &[
     }),
     ("fallocate", |d| {
         on_file(d, |fd| sys(libc::SYS_fallocate, &[fd, 0, 0, 9000]))
+    }),
+    ("fallocate to punch a hole", |d| {
+        let flags = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as usize;
+        on_file(d, |fd| sys(libc::SYS_fallocate, &[fd, flags, 0, 4]))
+    }),
+    ("fallocate beyond the end", |d| {
+        let flags = libc::FALLOC_FL_KEEP_SIZE as usize;
+        on_file(d, |fd| {
+            sys(libc::SYS_fallocate, &[fd, flags, 1 << 20, 4096])
+        })
     }),
     ("sendfile", |d| {
         let from = file(d, "from");
@@ -82,6 +137,34 @@ pub(crate) const CHANGES: &[(&str, Call)] = &[
         did(measured(|| {
             sys(libc::SYS_openat, &[CWD, ptr(&path), flags, 0o600])
         }));
+    }),
+    ("linkat of a nameless file", |d| {
+        let flags = (libc::O_TMPFILE | libc::O_RDWR) as usize;
+        let directory = c(d);
+        let fd = sys(libc::SYS_openat, &[CWD, ptr(&directory), flags, 0o600]);
+        did(fd);
+        let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap();
+        let (new, follow) = (new(d), libc::AT_SYMLINK_FOLLOW as usize);
+        did(measured(|| {
+            sys(libc::SYS_linkat, &[CWD, ptr(&path), CWD, ptr(&new), follow])
+        }));
+    }),
+    ("setxattr of an access list", |d| {
+        // struct posix_acl_xattr_header, then entries of tag, permissions and id.
+        let mut list = 2u32.to_ne_bytes().to_vec();
+        for (tag, permissions, id) in [(1u16, 6u16, u32::MAX), (2, 6, 1), (4, 4, u32::MAX)]
+            .into_iter()
+            .chain([(0x10, 6, u32::MAX), (0x20, 4, u32::MAX)])
+        {
+            list.extend(tag.to_ne_bytes());
+            list.extend(permissions.to_ne_bytes());
+            list.extend(id.to_ne_bytes());
+        }
+        on_path(d, |p| {
+            let name = c"system.posix_acl_access".as_ptr() as usize;
+            let list = (list.as_ptr() as usize, list.len());
+            sys(libc::SYS_setxattr, &[p, name, list.0, list.1, 0])
+        });
     }),
     ("openat2 to create", |d| {
         let (path, how) = (new(d), [libc::O_CREAT as u64, 0o600, 0]);
@@ -268,6 +351,7 @@ pub(crate) const CHANGES: &[(&str, Call)] = &[
             )
         }));
     }),
+    ("io_uring_enter", |d| on_file(d, by_ring)),
     ("io_submit", |d| {
         let file = file(d, "target");
         let mut context = 0usize;

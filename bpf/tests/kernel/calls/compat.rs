@@ -3,7 +3,7 @@
 
 use super::*;
 
-const SHARED: u32 = libc::MAP_SHARED as u32;
+const SHARED: u32 = (libc::MAP_SHARED | libc::MAP_32BIT) as u32;
 
 /// The 32-bit entry, with i386's numbers.
 pub(crate) const COMPAT_CHANGES: &[(&str, Call)] = &[
@@ -62,12 +62,12 @@ pub(crate) const COMPAT_UNSEEN: &[(&str, Call)] = &[
     ("32-bit mmap2", |d| {
         let file = file(d, "target");
         let fd = file.as_raw_fd() as u32;
-        mapped(measured(|| sys32(192, &[0, 4096, 1, SHARED, fd])));
+        measured(|| stored(sys32(192, &[0, 4096, 3, SHARED, fd])));
     }),
     ("32-bit old mmap", |d| {
         let file = file(d, "target");
-        let arguments = [0, 4096, 1, SHARED, file.as_raw_fd() as u32, 0];
+        let arguments = [0, 4096, 3, SHARED, file.as_raw_fd() as u32, 0];
         let arguments = low(&arguments.map(u32::to_ne_bytes).concat());
-        mapped(measured(|| sys32(90, &[arguments])));
+        measured(|| stored(sys32(90, &[arguments])));
     }),
 ];

@@ -113,9 +113,11 @@ pub(crate) const HARMLESS: &[(&str, Call)] = &[
             )
         }));
     }),
-    ("private map", |d| map(d, libc::MAP_PRIVATE, libc::O_RDWR)),
+    ("private map", |d| {
+        map(d, libc::MAP_PRIVATE, libc::O_RDWR, |_| ())
+    }),
     ("shared map of what was opened to read", |d| {
-        map(d, libc::MAP_SHARED, libc::O_RDONLY)
+        map(d, libc::MAP_SHARED, libc::O_RDONLY, |_| ())
     }),
     ("ioctl to get flags", |d| {
         on_file(d, |fd| {
@@ -127,10 +129,38 @@ pub(crate) const HARMLESS: &[(&str, Call)] = &[
 
 /// What can write with no further call.
 pub(crate) const UNSEEN: &[(&str, Call)] = &[
-    ("shared map", |d| map(d, libc::MAP_SHARED, libc::O_RDWR)),
-    ("shared map, validated", |d| {
-        map(d, libc::MAP_SHARED_VALIDATE, libc::O_RDWR)
+    ("store to a shared map", |d| {
+        map(d, libc::MAP_SHARED, libc::O_RDWR, store)
     }),
+    ("store to a validated shared map", |d| {
+        map(d, libc::MAP_SHARED_VALIDATE, libc::O_RDWR, store)
+    }),
+    ("store to a shared map after a load", |d| {
+        map(d, libc::MAP_SHARED, libc::O_RDWR, |at| {
+            load(at);
+            store(at);
+        });
+    }),
+    ("store to a shared map that is gone", |d| {
+        map(d, libc::MAP_SHARED, libc::O_RDWR, |at| {
+            store(at);
+            did(sys(libc::SYS_munmap, &[at as usize, 4096]));
+        });
+    }),
+    ("store to a shared map of faulted pages", |d| {
+        let populate = libc::MAP_SHARED | libc::MAP_POPULATE;
+        map(d, populate, libc::O_RDWR, store);
+    }),
+    ("hole through a shared map", |d| {
+        map(d, libc::MAP_SHARED, libc::O_RDWR, |at| {
+            let remove = libc::MADV_REMOVE as usize;
+            did(sys(libc::SYS_madvise, &[at as usize, 4096, remove]));
+        });
+    }),
+];
+
+/// What is an instance through which writes are named elsewhere.
+pub(crate) const BATCHES: &[(&str, Call)] = &[
     ("io_uring_setup", |_| {
         let mut parameters = [0u8; 120];
         let made = measured(|| {

@@ -20,7 +20,7 @@ mod waits;
 pub(crate) use acts::ACTS;
 pub(crate) use changes::CHANGES;
 pub(crate) use compat::{COMPAT_CHANGES, COMPAT_HARMLESS, COMPAT_UNSEEN};
-pub(crate) use harmless::{HARMLESS, UNSEEN};
+pub(crate) use harmless::{BATCHES, HARMLESS, UNSEEN};
 use waits::WAITS;
 
 pub(crate) type Call = fn(&Path);
@@ -31,6 +31,7 @@ pub(crate) const CALLS: Chain = Chain(&[
     CHANGES,
     HARMLESS,
     UNSEEN,
+    BATCHES,
     COMPAT_CHANGES,
     COMPAT_HARMLESS,
     COMPAT_UNSEEN,
@@ -56,9 +57,10 @@ fn did(result: i64) {
     );
 }
 
-/// An address may be negative; the last page is for errors.
-fn mapped(address: i32) {
+/// To what mmap of the 32-bit entry gave: it may be negative; the last page is for errors.
+fn stored(address: i32) {
     assert!(!(-4095..0).contains(&address), "mmap fails with {address}");
+    store(address as u32 as usize as *mut u8);
 }
 
 fn fails(result: i64) {
@@ -157,14 +159,29 @@ fn socket_address(path: &Path) -> (Vec<u8>, usize) {
     (address, length)
 }
 
-fn map(directory: &Path, flags: i32, mode: i32) {
+fn map(directory: &Path, flags: i32, mode: i32, then: impl FnOnce(*mut u8)) {
     let path = c(&existing(directory));
     let fd = sys(libc::SYS_open, &[ptr(&path), mode as usize]);
-    let protection = libc::PROT_READ as usize;
-    did(measured(|| {
-        sys(
+    let mut protection = libc::PROT_READ as usize;
+    if mode == libc::O_RDWR {
+        protection |= libc::PROT_WRITE as usize;
+    }
+    measured(|| {
+        let address = sys(
             libc::SYS_mmap,
             &[0, 4096, protection, flags as usize, fd as usize, 0],
-        )
-    }));
+        );
+        did(address);
+        then(address as usize as *mut u8);
+    });
+}
+
+fn store(at: *mut u8) {
+    // SAFETY: the start of a writable mapping of a file that is not empty.
+    unsafe { at.write_volatile(b'x') }
+}
+
+fn load(at: *mut u8) {
+    // SAFETY: the start of a mapping of a file that is not empty.
+    unsafe { at.read_volatile() };
 }

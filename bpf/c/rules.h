@@ -8,8 +8,8 @@
  * munmap and MADV_REMOVE (they act through a mapping that already counted as
  * unseen), pidfd_getfd (what is done through the new fd counts).
  */
-#ifndef CRAB_SYSCALLS_H
-#define CRAB_SYSCALLS_H
+#ifndef CRAB_RULES_H
+#define CRAB_RULES_H
 
 enum kind {
 	NONE = 0,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /*
- * The inspector's kernel side: four BTF tracepoints that count a sandbox's
- * effects. It answers one question and never with a false "no": may this
- * sandbox have changed? And on demand a second: has anything in it gone on?
+ * The set that every kernel with BTF takes: it judges each system call of the
+ * host when it ends.
  *
  * Counting happens at the end of a system call. An effect whose call is still
  * under way is counted later, never lost; who captures without a freeze must
@@ -12,10 +11,11 @@
 #include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 
-#include "effects.h"
-#include "kernel.h"
+#include "attention.h"
+#include "network.h"
 #include "place.h"
-#include "syscalls.h"
+#include "processes.h"
+#include "rules.h"
 
 /* One of the strings that the kernel takes for GPL-compatible, which reading
  * its memory needs; the SPDX line above is the licence of the source. */
@@ -37,12 +37,6 @@ char LICENSE[] SEC("license") = "GPL";
 #define AF_UNIX 1
 #define SOCKETCALL_BIND 2
 
-/* The call goes on after the interruption: nothing of it has reached user space. */
-static __always_inline int restarts(long ret)
-{
-	return -ret >= ERESTARTSYS && -ret <= ERESTART_RESTARTBLOCK;
-}
-
 /* A call that failed, but may have got half of its work done: fallocate and
  * open(O_CREAT) are not atomic. */
 static __always_inline int half_done(long ret)
@@ -57,20 +51,6 @@ static __always_inline int half_done(long ret)
 	default:
 		return restarts(ret);
 	}
-}
-
-/* Whether anything goes on in a sandbox: a task that only wakes, and blocks again in its
- * interrupted call, completes none. What a freezer or a tracer interrupts returns one
- * of these codes, and goes on with the call, or (epoll_wait) makes the next; but a signal
- * handler's return has no number. Not told are a handler that leaves by a long jump, and
- * what a program does between an EINTR and the same call again. */
-static __noinline int attend(__u64 until, __u64 nr, long ret)
-{
-	if (bpf_ktime_get_ns() > until)
-		return 0;
-	if ((ret == -EINTR || restarts(ret)) && (int)nr != -1)
-		return 0;
-	return by_cgroup(CRAB_CALLS);
 }
 
 /* The nth argument, by either calling convention. Entry code leaves them in
@@ -161,13 +141,9 @@ int sys_exit(unsigned long long *ctx)
 	__u64 nr = regs->orig_ax;
 	const struct rule *rule;
 	__u64 first, word = 0;
-	__u32 zero = 0;
-	__u64 *until;
 	long ret;
 
-	until = bpf_map_lookup_elem(&attention, &zero);
-	if (until && *until)
-		attend(*until, nr, ctx[1]);
+	attention_at(nr, ctx[1]);
 
 	/* The cheap way out of nearly every call on the host: two loads. */
 	if (is_compat) {
@@ -253,39 +229,5 @@ int sys_exit(unsigned long long *ctx)
 	case BIND:
 		return bound(task, (void *)argument(regs, is_compat, rule->arg));
 	}
-	return 0;
-}
-
-/* A new task is in its parent's cgroup, but for CLONE_INTO_CGROUP: a runtime's
- * way in, which an exec follows. */
-SEC("tp_btf/sched_process_fork")
-int sched_process_fork(unsigned long long *ctx)
-{
-	by_cgroup(CRAB_PROCESSES);
-	return 0;
-}
-
-SEC("tp_btf/sched_process_exec")
-int sched_process_exec(unsigned long long *ctx)
-{
-	by_cgroup(CRAB_PROCESSES);
-	return 0;
-}
-
-/* Signals whose default action dumps core (kernel/signal.c, SIG_KERNEL_COREDUMP_MASK). */
-#define CORE_SIGNALS                                                                   \
-	(1u << 3 | 1u << 4 | 1u << 5 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 11 | 1u << 24 | \
-	 1u << 25 | 1u << 31)
-
-SEC("tp_btf/sched_process_exit")
-int sched_process_exit(unsigned long long *ctx)
-{
-	struct task_struct *task = bpf_get_current_task_btf();
-	int code = task->signal->group_exit_code;
-
-	by_cgroup(CRAB_PROCESSES);
-	/* A core file is written into the working directory by no system call. */
-	if (CORE_SIGNALS >> (code & 31) & 1 && !(code & 0x60))
-		by_cgroup(CRAB_FILES);
 	return 0;
 }
