@@ -76,7 +76,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 13] = [
+pub const SETTINGS: [Setting; 14] = [
     Setting {
         section: "",
         key: "store",
@@ -200,6 +200,19 @@ pub const SETTINGS: [Setting; 13] = [
         otherwise: "",
         per_sandbox: PerSandbox::UpTo(10_000),
         field: Field::Number(|config| &mut config.turns.merge_gap_ms),
+    },
+    Setting {
+        section: "turns",
+        key: "settle_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 10,
+            max: 60_000,
+        },
+        what: "For how long nothing must have been typed or printed until a program that waits for input ends its turn.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(60_000),
+        field: Field::Number(|config| &mut config.turns.settle_ms),
     },
     Setting {
         section: "ignore",

@@ -114,11 +114,17 @@ impl Checkpoints {
 pub struct Turns {
     /// An exec that begins so soon after the last one ended belongs to its turn.
     pub merge_gap_ms: u64,
+    /// For how long nothing must have been typed or printed before a program that waits
+    /// for input ends its turn.
+    pub settle_ms: u64,
 }
 
 impl Default for Turns {
     fn default() -> Self {
-        Self { merge_gap_ms: 150 }
+        Self {
+            merge_gap_ms: 150,
+            settle_ms: 100,
+        }
     }
 }
 
@@ -126,6 +132,11 @@ impl Turns {
     /// `merge_gap_ms` as a duration.
     pub fn merge_gap(&self) -> Duration {
         Duration::from_millis(self.merge_gap_ms)
+    }
+
+    /// `settle_ms` as a duration.
+    pub fn settle(&self) -> Duration {
+        Duration::from_millis(self.settle_ms)
     }
 }
 

@@ -122,6 +122,23 @@ impl Sandbox {
         self.id = id.to_owned();
     }
 
+    /// Finds out what containerd calls it, where its client has not said so: it runs in the
+    /// foreground.
+    pub(crate) fn find_id(&mut self) -> Result<()> {
+        if self.client == Client::Docker {
+            let inspect = [
+                "inspect",
+                "--type",
+                "container",
+                "-f",
+                "{{.Id}}",
+                &self.name,
+            ];
+            self.id = self.client.tool(inspect).run()?.text()?;
+        }
+        Ok(())
+    }
+
     /// Whose it is.
     pub fn client(&self) -> Client {
         self.client

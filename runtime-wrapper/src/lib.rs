@@ -7,7 +7,7 @@
 //!   the exits of everything below this process, [`orphans`] ends what a dead one left.
 //! * [`hooks`] runs what belongs to a container's real end.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
-//!   processes matter and whether they ran.
+//!   processes matter and whether they ran, [`waits`] whether they wait to be told more.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
 //!   process half.
 //! * [`netns`] and [`mount`] keep what must outlive the container's processes.
@@ -33,3 +33,4 @@ mod program;
 pub mod reaper;
 pub mod sealed;
 mod stat;
+pub mod waits;

@@ -14,6 +14,10 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     pub(crate) parent: i32,
     pub(crate) group: i32,
+    /// The device number of its controlling terminal; 0 if it has none.
+    pub(crate) terminal: u32,
+    /// The process group that is in the foreground there.
+    pub(crate) foreground: i32,
     /// The kernel's `PF_` flags.
     pub(crate) flags: u64,
     /// How many threads it has, its first one included even when that has ended.
@@ -43,7 +47,10 @@ impl Stat {
             state: fields.next()?.chars().next()?,
             parent: fields.next()?.parse().ok()?,
             group: fields.next()?.parse().ok()?,
-            flags: fields.nth(3)?.parse().ok()?,
+            // Printed as a signed number, and means an unsigned one.
+            terminal: fields.nth(1)?.parse::<i32>().ok()? as u32,
+            foreground: fields.next()?.parse().ok()?,
+            flags: fields.next()?.parse().ok()?,
             // Field 20, where the flags are field 9.
             threads: fields.nth(10)?.parse().ok()?,
             // Field 22.
@@ -75,12 +82,14 @@ mod tests {
 
     #[test]
     fn a_name_with_brackets_does_not_confuse_the_stat_line() {
-        let stat = "42 (a) S (b) S 1 41 40 0 -1 4194560 0 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
+        let stat = "42 (a) S (b) S 1 41 40 34817 43 4194560 0 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
         let expected = Stat {
             comm: "a) S (b".into(),
             state: 'S',
             parent: 1,
             group: 41,
+            terminal: 34_817,
+            foreground: 43,
             flags: 4_194_560,
             threads: 1,
             start: 777,

@@ -12,6 +12,7 @@
 //! holds the states, [`turns`] the turns with their checkpoints ([`decide`],
 //! [`capture`], [`publish`]) and [`rollback`].
 
+mod activity;
 mod args;
 mod bootstrap;
 mod bundle;

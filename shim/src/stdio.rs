@@ -14,6 +14,8 @@
 //! closed it. A client that has deleted the process is no longer written to, but
 //! the pipe goes on being drained: what runs on must not die of SIGPIPE. Where output
 //! goes, a FIFO, a file or a log driver, is said in [`crate::sink`].
+//!
+//! Input that opens a turn waits at the [`Gate`], as an exec does.
 
 use std::{
     io,
@@ -38,11 +40,15 @@ use tokio::{
     time::timeout,
 };
 
+use crab_runtime::waits::Stdin;
+
 use crate::{
+    activity::Activity,
     log_driver::LogDriver,
     relay::{Attached, Leave, relay_output, relay_terminal},
     sink::{Sink, Target, write_pipe},
     terminal::Terminal,
+    turns::Gate,
 };
 
 /// Size of one read from a pipe, in bytes.
@@ -123,6 +129,18 @@ pub(crate) struct Client {
     /// How many relays have output for it.
     relays: watch::Sender<usize>,
     input: Input,
+    activity: Arc<Activity>,
+}
+
+/// Whether a client can tell a process anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Drive {
+    /// There is no input, or no more.
+    Never,
+    /// There will be, once the process is there.
+    NotYet,
+    /// By this.
+    By(Stdin),
 }
 
 struct Input {
@@ -169,7 +187,27 @@ impl Client {
                 keep_open: std::sync::Mutex::default(),
                 closed: AtomicBool::new(false),
             },
+            activity: Arc::default(),
         })
+    }
+
+    /// What passes between it and the process.
+    pub(crate) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
+    /// How it can tell the process something.
+    pub(crate) fn drive(&self) -> Drive {
+        let is_over = match &*lock(&self.input.pump) {
+            Pump::Waiting(_) => false,
+            Pump::Running(pump) => pump.is_finished(),
+            Pump::Over => true,
+        };
+        match self.activity.stdin() {
+            _ if is_over => Drive::Never,
+            Some(stdin) => Drive::By(stdin),
+            None => Drive::NotYet,
+        }
     }
 
     /// Opens where the output goes, or starts the log driver, unless that is done. Never
@@ -201,6 +239,7 @@ impl Client {
             Ok::<_, anyhow::Error>((read, write))
         };
         let (stdin_read, stdin_write) = make()?;
+        self.activity.set_stdin(Some(Stdin::of_pipe(&stdin_read)?));
         let sender = pipe::Sender::from_owned_fd(stdin_write)?;
         self.attach_input(InputSink::Pipe(sender)).await;
         let (stdout_read, stdout_write) = make()?;
@@ -226,6 +265,7 @@ impl Client {
 
     /// Writes output where the client wants it.
     pub(crate) async fn write(&self, to_stderr: bool, data: &[u8]) -> io::Result<()> {
+        self.activity.output();
         match self.outputs.get() {
             Some(outputs) if to_stderr => outputs.stderr.write(data).await,
             Some(outputs) => outputs.stdout.write(data).await,
@@ -259,6 +299,11 @@ impl Client {
         self: &Arc<Self>,
         master: OwnedFd,
     ) -> Result<Arc<Terminal>> {
+        match Stdin::of_terminal(&master) {
+            Ok(stdin) => self.activity.set_stdin(Some(stdin)),
+            // Its turns then end with the process.
+            Err(error) => tracing::warn!(%error, "a terminal that cannot be told by its number"),
+        }
         let terminal = Arc::new(Terminal::new(master)?);
         self.attach_input(InputSink::Terminal(terminal.clone()))
             .await;
@@ -293,15 +338,15 @@ impl Client {
     /// Not before, as the Go shim: a client whose input is short is blocked until
     /// somebody opens its FIFO, reaches its input's end right after, and says so by
     /// CloseIO. `ctr` can say so only once its Create or Exec has been answered.
-    pub(crate) fn begin_input(&self) {
-        if let Err(error) = self.open_input() {
+    pub(crate) fn begin_input(&self, gate: Gate) {
+        if let Err(error) = self.open_input(gate) {
             // The client is gone; its process runs on without input.
             tracing::warn!(error = %format!("{error:#}"), "no input");
             *lock(&self.input.pump) = Pump::Over;
         }
     }
 
-    fn open_input(&self) -> Result<()> {
+    fn open_input(&self, gate: Gate) -> Result<()> {
         let mut pump = lock(&self.input.pump);
         let Pump::Waiting(path) = &*pump else {
             return Ok(());
@@ -319,7 +364,7 @@ impl Client {
         if !self.input.closed.load(Ordering::SeqCst) {
             *keep_open = Some(writer);
         }
-        let task = pump_input(fifo, self.input.sink.clone());
+        let task = pump_input(fifo, self.input.sink.clone(), self.activity.clone(), gate);
         *pump = Pump::Running(tokio::spawn(task));
         Ok(())
     }
@@ -364,7 +409,12 @@ impl Drop for Client {
     }
 }
 
-async fn pump_input(fifo: pipe::Receiver, sink: Arc<Mutex<Option<InputSink>>>) {
+async fn pump_input(
+    fifo: pipe::Receiver,
+    sink: Arc<Mutex<Option<InputSink>>>,
+    activity: Arc<Activity>,
+    gate: Gate,
+) {
     let mut buffer = vec![0; CHUNK];
     loop {
         if fifo.readable().await.is_err() {
@@ -376,6 +426,9 @@ async fn pump_input(fifo: pipe::Receiver, sink: Arc<Mutex<Option<InputSink>>>) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => break,
         };
+        if !activity.input() {
+            gate.pass().await;
+        }
         // Held over the write; a rollback that wants to put a new pipe here waits
         // only until the old one breaks, which its process's end makes it do.
         if let Some(sink) = &*sink.lock().await {

@@ -2,4 +2,6 @@
 
 //! Where turns end, for the ways in which agents drive a sandbox.
 
+mod driving;
 mod execs;
+mod stdin;

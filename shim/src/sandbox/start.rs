@@ -172,6 +172,9 @@ impl Container {
             tracing::warn!(error = %format!("{error:#}"), "processes are left");
         }
         self.look_for_oom(true);
+        if let Some(turns) = self.turns() {
+            turns.ended(INIT, Some(exit));
+        }
         self.processes.swept();
     }
 
@@ -199,7 +202,7 @@ impl Container {
         let Some(images) = beginning.images.take() else {
             let pid = self.init_pid()?;
             turns.before_start(beginning, true).await?;
-            client.begin_input();
+            client.begin_input(turns.gate(INIT));
             let runtime = self.runtime.clone();
             blocking(move || Ok(runtime.start()?)).await?;
             self.processes.started(INIT, pid);
@@ -217,7 +220,7 @@ impl Container {
                 blocking(move || Ok(Cgroup::gather(pid, &path)?)).await?;
             }
             self.adopt(pid)?;
-            client.begin_input();
+            client.begin_input(turns.gate(INIT));
             self.processes.with(INIT, |p| p.terminal = terminal)?;
             turns.before_start(beginning, false).await
         };
@@ -283,7 +286,8 @@ impl Container {
             .await;
         let _ = fs::remove_file(&file);
         let launched = launched?;
-        client.begin_input();
+        let turns = self.turns().context("the container is not set up")?;
+        client.begin_input(turns.gate(exec));
         Ok(launched)
     }
 }

@@ -5,7 +5,9 @@
 //! exec starts --Begin--> [ open turn ] <--Begin-- further execs
 //! exec ends   --Ended--> last one? --gap--> boundary: take --stage--> publish (behind)
 //! ```
-//! What happens in the gap is said in [`closing`].
+//! What happens in the gap is said in [`closing`]. A turn that was opened by bytes to a
+//! stdin, or by a program that lives on, ends when that one waits to be told more: see
+//! [`stdin`].
 //!
 //! While a boundary is being looked at, or a rollback is under way, messages wait:
 //! that is the gate. A begin that waits longer than the configured limit goes on
@@ -18,8 +20,10 @@
 
 mod begin;
 mod closing;
+mod quiescence;
 mod record;
 mod rollback;
+mod stdin;
 mod task;
 
 use std::{
@@ -75,6 +79,12 @@ enum Message {
         at: Instant,
         go: oneshot::Sender<()>,
     },
+    /// Bytes have come for the stdin of a process that takes part in no open turn.
+    Input {
+        process: String,
+        at: Instant,
+        go: oneshot::Sender<()>,
+    },
     Ended {
         exec: String,
         exit: Option<Exit>,
@@ -116,6 +126,44 @@ pub(crate) struct Turns {
     max_gate: Duration,
     /// Weak: the container owns this. The shim ends when its last container does.
     container: Weak<Container>,
+}
+
+/// Where what begins a turn waits while a capture holds the sandbox.
+pub(crate) struct Gate {
+    messages: mpsc::UnboundedSender<Message>,
+    process: String,
+    max: Duration,
+    container: Weak<Container>,
+}
+
+impl Gate {
+    /// Input has come: opens a turn, and waits until no capture holds the sandbox.
+    pub(crate) async fn pass(&self) {
+        let (go, wait) = oneshot::channel();
+        let _ = self.messages.send(Message::Input {
+            process: self.process.clone(),
+            at: Instant::now(),
+            go,
+        });
+        self.wait(wait).await;
+    }
+
+    async fn wait(&self, mut go: oneshot::Receiver<()>) {
+        let mut limit = self.max;
+        while timeout(limit, &mut go).await.is_err() {
+            // What is frozen or gone cannot be entered; that has limits of its own.
+            let container = self.container.upgrade();
+            if !container.is_some_and(|it| it.standing_still.load(Ordering::SeqCst)) {
+                let process = &self.process;
+                tracing::warn!(
+                    process,
+                    "the gate was held for too long; what waited goes on"
+                );
+                return;
+            }
+            limit = Duration::from_millis(20);
+        }
+    }
 }
 
 /// Starts the task of a container that is created.
@@ -160,20 +208,20 @@ impl Turns {
             at: Instant::now(),
             go,
         });
-        let mut wait = wait;
-        let mut limit = self.max_gate;
-        while timeout(limit, &mut wait).await.is_err() {
-            // What is frozen or gone cannot be entered; that has limits of its own.
-            let container = self.container.upgrade();
-            if !container.is_some_and(|it| it.standing_still.load(Ordering::SeqCst)) {
-                tracing::warn!(exec, "the gate was held for too long; the exec goes on");
-                return;
-            }
-            limit = Duration::from_millis(20);
+        self.gate(exec).wait(wait).await;
+    }
+
+    /// Where input of a process waits that opens a turn.
+    pub(crate) fn gate(&self, process: &str) -> Gate {
+        Gate {
+            messages: self.messages.clone(),
+            process: process.into(),
+            max: self.max_gate,
+            container: self.container.clone(),
         }
     }
 
-    /// An exec has ended, or did not start (no exit status).
+    /// A process has ended, or did not start (no exit status).
     pub(crate) fn ended(&self, exec: &str, exit: Option<Exit>) {
         self.send(Message::Ended {
             exec: exec.into(),

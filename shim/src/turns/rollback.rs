@@ -118,7 +118,7 @@ impl Task {
     /// Sees to it that the state of now is a checkpoint, and tells which. A turn
     /// that is open ends here.
     async fn secure(&mut self) -> Result<Manifest> {
-        let (open, way) = match self.open.take() {
+        let (open, way) = match self.take_open() {
             Some(open) => (Some(open), Way::Last),
             None => (self.manual_open(), Way::OnDemand),
         };

@@ -2,7 +2,7 @@
 //! The task itself: one message after the other.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -22,6 +22,8 @@ use tokio::{
 use super::{
     Message, Status,
     closing::{Closing, Early},
+    quiescence::{Before, Progress},
+    stdin::{Watching, ticks_since_boot},
 };
 use crate::{
     capture::{Capture, micros},
@@ -41,10 +43,11 @@ pub(super) struct Open {
     pub(super) command: String,
     pub(super) began: SystemTime,
     pub(super) gate: Duration,
-    /// Foreground execs that still run.
-    pub(super) execs: HashSet<String>,
+    /// The programs that hold it open: execs in the foreground, and whoever was told
+    /// something by its stdin.
+    pub(super) holders: HashSet<String>,
     pub(super) exit: Option<i32>,
-    /// When the last of them ended; nothing while it goes on.
+    /// When it was over; nothing while it goes on.
     ended: Option<SystemTime>,
     pub(super) over: Option<Instant>,
     /// How long after that it was looked at.
@@ -59,7 +62,7 @@ impl Open {
             command,
             began: SystemTime::now(),
             gate,
-            execs: HashSet::new(),
+            holders: HashSet::new(),
             exit: None,
             ended: None,
             over: None,
@@ -73,6 +76,12 @@ impl Open {
         let now = Instant::now();
         let since = at.elapsed().unwrap_or_default();
         self.over = Some(now.checked_sub(since).unwrap_or(now));
+    }
+
+    /// The same by the other clock.
+    pub(super) fn over_since(&mut self, since: Instant) {
+        self.over = Some(since);
+        self.ended = SystemTime::now().checked_sub(since.elapsed());
     }
 
     /// It goes on.
@@ -153,6 +162,14 @@ pub(super) struct Task {
     pub(super) closing: Option<Closing>,
     /// A look at the sandbox that goes on behind the messages; it has the capture.
     pub(super) early: Option<Early>,
+    /// Whether programs of the open turn wait to be told more.
+    pub(super) watching: Option<Watching>,
+    /// How far every process had run when the last turn ended that way.
+    pub(super) at_rest: Option<Progress>,
+    /// The commands of the execs that live.
+    pub(super) commands: HashMap<String, String>,
+    /// A look that does not come back: no other is begun.
+    pub(super) stuck: Option<JoinHandle<()>>,
 }
 
 impl Task {
@@ -170,6 +187,10 @@ impl Task {
             open: None,
             closing: None,
             early: None,
+            watching: None,
+            at_rest: None,
+            commands: HashMap::new(),
+            stuck: None,
         }
     }
 
@@ -192,7 +213,7 @@ impl Task {
                     continue;
                 }
                 () = at(due) => {
-                    self.conclude().await;
+                    self.on_time().await;
                     continue;
                 }
                 () = sleep(idle::AFTER), if is_idle => {
@@ -216,11 +237,26 @@ impl Task {
 
     /// When something is to be done without a message.
     fn due(&self) -> Option<Instant> {
-        self.closing.as_ref().map(|closing| closing.until)
+        let closing = self.closing.as_ref().map(|closing| closing.until);
+        let watching = self.watching.as_ref().map(|watching| watching.next);
+        closing.into_iter().chain(watching).min()
+    }
+
+    async fn on_time(&mut self) {
+        let now = Instant::now();
+        if self.closing.as_ref().is_some_and(|it| it.until <= now) {
+            self.conclude().await;
+        }
+        if self.watching.as_ref().is_some_and(|it| it.next <= now) {
+            self.look_for_rest().await;
+        }
     }
 
     async fn handle(&mut self, message: Message) {
-        if !matches!(message, Message::Begin { .. } | Message::Ended { .. }) {
+        if !matches!(
+            message,
+            Message::Begin { .. } | Message::Input { .. } | Message::Ended { .. }
+        ) {
             // Whatever it is, it is no part of a turn that is closing, and may need the
             // capture.
             self.settle_turn().await;
@@ -234,6 +270,11 @@ impl Task {
             } => {
                 self.go_on(at).await;
                 self.begin(exec, command, at.elapsed());
+                let _ = go.send(());
+            }
+            Message::Input { process, at, go } => {
+                self.go_on(at).await;
+                self.told(process, at).await;
                 let _ = go.send(());
             }
             Message::Ended { exec, exit } => self.ended(&exec, exit).await,
@@ -271,33 +312,61 @@ impl Task {
     }
 
     fn begin(&mut self, exec: String, command: String, gate: Duration) {
+        if self.history.is_ok() {
+            self.commands.insert(exec.clone(), command.clone());
+        }
+        let before = Before::Start(ticks_since_boot());
+        self.open_for(exec, Trigger::Exec, command, gate, before);
+    }
+
+    /// Opens a turn, unless one is, for a program that holds it open from now on.
+    pub(super) fn open_for(
+        &mut self,
+        process: String,
+        trigger: Trigger,
+        command: String,
+        gate: Duration,
+        before: Before,
+    ) {
         let Ok(history) = &mut self.history else {
             return;
         };
         let open = self.open.get_or_insert_with(|| {
             let turn = history.next;
             history.next = turn.next();
-            Open::new(turn, Trigger::Exec, command, gate)
+            Open::new(turn, trigger, command, gate)
         });
-        open.execs.insert(exec);
+        open.holders.insert(process);
         let turn = open.turn.0;
         self.tell(|status| {
             status.turn = turn;
             status.open = true;
         });
+        self.watch_for_rest(before);
+    }
+
+    /// Takes the open turn, if there is one: whatever comes now belongs to another.
+    pub(super) fn take_open(&mut self) -> Option<Open> {
+        let open = self.open.take()?;
+        self.watching = None;
+        self.let_pass(&open, false);
+        Some(open)
     }
 
     async fn ended(&mut self, exec: &str, exit: Option<Exit>) {
+        self.commands.remove(exec);
         let Some(open) = &mut self.open else { return };
-        if !open.execs.remove(exec) {
+        if !open.holders.remove(exec) {
             return;
         }
         open.exit = exit.map(|exit| exit.status as i32).or(open.exit);
-        if !open.execs.is_empty() {
+        if !open.holders.is_empty() {
+            // The others may only have waited to be told more.
+            self.watch_for_rest(Before::Start(ticks_since_boot()));
             return;
         }
         open.ended_at(exit.map_or_else(SystemTime::now, |exit| exit.at));
-        if let Some(open) = self.open.take() {
+        if let Some(open) = self.take_open() {
             self.close_after_gap(open).await;
         }
     }
