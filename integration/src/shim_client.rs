@@ -68,10 +68,20 @@ impl ShimClient {
         method: &str,
         request: &impl Message,
     ) -> Result<Result<A, Denied>> {
+        self.call_within(LIMIT, method, request)
+    }
+
+    /// The same with a deadline, which the shim is told.
+    pub fn call_within<A: Message>(
+        &self,
+        limit: Duration,
+        method: &str,
+        request: &impl Message,
+    ) -> Result<Result<A, Denied>> {
         let request = Request {
             service: self.service.to_owned(),
             method: method.to_owned(),
-            timeout_nano: LIMIT.as_nanos() as i64,
+            timeout_nano: limit.as_nanos() as i64,
             payload: request.write_to_bytes()?,
             ..Default::default()
         };

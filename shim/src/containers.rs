@@ -15,8 +15,16 @@ use crate::{container::StateError, sandbox::Container};
 /// The map, shared by the services of one shim.
 #[derive(Clone, Default)]
 pub(crate) struct Containers {
+    all: Arc<Mutex<All>>,
+}
+
+#[derive(Default)]
+struct All {
     /// Nothing while the container is being created.
-    map: Arc<Mutex<HashMap<String, Option<Arc<Container>>>>>,
+    map: HashMap<String, Option<Arc<Container>>>,
+    /// The shim was told to go while there was nothing but what is being created: whoever
+    /// told so has given that up, and does not tell it again.
+    unwanted: bool,
 }
 
 /// An id that is taken; given back when dropped, unless [`Self::fill`]ed.
@@ -26,14 +34,15 @@ pub(crate) struct Reserved {
 }
 
 impl Containers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Option<Arc<Container>>>> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         // No code under this lock can leave a change half made.
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A container that is created.
     pub(crate) fn get(&self, id: &str) -> Result<Arc<Container>, StateError> {
         self.lock()
+            .map
             .get(id)
             .cloned()
             .flatten()
@@ -49,7 +58,7 @@ impl Containers {
             return self.get(id);
         }
         let only = {
-            let map = self.lock();
+            let map = &self.lock().map;
             map.keys().next().filter(|_| map.len() == 1).cloned()
         };
         self.get(&only.unwrap_or_default())
@@ -57,7 +66,7 @@ impl Containers {
 
     /// Takes an id for a container that is about to be created.
     pub(crate) fn reserve(&self, id: &str) -> Result<Reserved, StateError> {
-        let mut map = self.lock();
+        let map = &mut self.lock().map;
         if map.contains_key(id) {
             return Err(StateError::Exists {
                 what: "container",
@@ -73,12 +82,20 @@ impl Containers {
 
     /// Lets a deleted container go.
     pub(crate) fn remove(&self, id: &str) {
-        self.lock().remove(id);
+        self.lock().map.remove(id);
     }
 
-    /// Whether the shim has nothing to do any more.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    /// Whether a shim that is told to go has nothing to do any more.
+    pub(crate) fn may_go(&self) -> bool {
+        let mut all = self.lock();
+        all.unwanted = all.map.values().all(Option::is_none);
+        all.map.is_empty()
+    }
+
+    /// Whether it was told to go, and only what was being created has kept it.
+    pub(crate) fn should_go(&self) -> bool {
+        let all = self.lock();
+        all.unwanted && all.map.is_empty()
     }
 }
 
@@ -87,13 +104,14 @@ impl Reserved {
     pub(crate) fn fill(self, container: Arc<Container>) {
         self.containers
             .lock()
+            .map
             .insert(self.id.clone(), Some(container));
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let mut map = self.containers.lock();
+        let map = &mut self.containers.lock().map;
         if let Some(None) = map.get(&self.id) {
             map.remove(&self.id);
         }
@@ -110,9 +128,11 @@ mod tests {
         let reserved = containers.reserve("a").unwrap();
         assert!(containers.reserve("a").is_err());
         assert!(containers.get("a").is_err(), "it is not there yet");
-        assert!(!containers.is_empty(), "a Shutdown now must not end it");
+        assert!(!containers.should_go(), "nobody wants it to");
+        assert!(!containers.may_go(), "a Shutdown now must not end it");
         drop(reserved);
-        assert!(containers.is_empty());
+        assert!(containers.should_go(), "nobody asks again");
+        assert!(containers.may_go());
         assert!(containers.reserve("a").is_ok());
     }
 }

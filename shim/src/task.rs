@@ -3,8 +3,10 @@
 //!
 //! Every call is one method of [`Container`] or a look at its processes; here are
 //! only the messages and the gRPC codes that the Go shim answers with.
+//!
+//! What changes a container is carried out to its end, whoever asked for it: see [`carry_out`].
 
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 use async_trait::async_trait;
 use containerd_shim_protos::{
@@ -20,7 +22,7 @@ use containerd_shim_protos::{
     shim_async::Task,
 };
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use ttrpc::{
     Code,
     r#async::TtrpcContext,
@@ -29,7 +31,7 @@ use ttrpc::{
 
 use crate::{
     container::{INIT, Phase, Process, StateError, exited_at},
-    containers::Containers,
+    containers::{Containers, Reserved},
     sandbox::{Container, CreateFailure, Host},
     stdio::{Client, Owner, StdioPaths},
 };
@@ -73,6 +75,17 @@ fn paths(stdin: String, stdout: String, stderr: String, terminal: bool) -> Stdio
     }
 }
 
+/// Carries a call out to its end. A client may give up (its deadline is over) or hang up
+/// (containerd is killed); then ttrpc drops what answers it, wherever that stands: a process
+/// would be starting for ever, and the end of its container would wait for it.
+async fn carry_out<T: Send + 'static>(
+    call: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(call)
+        .await
+        .unwrap_or_else(|e| Err(refuse(Code::UNKNOWN, format!("the call has panicked: {e}"))))
+}
+
 /// The OCI process of an exec, which has a terminal if the request says so.
 fn exec_spec(spec: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     let mut spec: serde_json::Map<String, Value> = serde_json::from_slice(spec)?;
@@ -80,18 +93,57 @@ fn exec_spec(spec: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
     serde_json::to_vec(&spec)
 }
 
+impl TaskService {
+    /// Creates a container, for whoever waits for the answer. If nobody does any more, nobody
+    /// will ever ask for the container: it goes again.
+    fn creation(
+        &self,
+        reserved: Reserved,
+        req: CreateTaskRequest,
+        answer: oneshot::Sender<std::result::Result<Arc<Container>, CreateFailure>>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (host, containers) = (self.host.clone(), self.containers.clone());
+        let shutdown = self.shutdown.clone();
+        async move {
+            match Container::create(&host, req).await {
+                Ok(container) if answer.is_closed() => {
+                    tracing::warn!(id = %container.id, "created for nobody: it is deleted");
+                    if let Err(error) = container.delete(INIT).await {
+                        tracing::error!(%error, id = %container.id, "it is left behind");
+                    }
+                    drop(reserved);
+                }
+                Ok(container) => {
+                    reserved.fill(container.clone());
+                    let _ = answer.send(Ok(container));
+                }
+                Err(error) => {
+                    drop(reserved);
+                    let _ = answer.send(Err(error));
+                }
+            }
+            if containers.should_go() {
+                shutdown.notify_one();
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl Task for TaskService {
     async fn create(&self, _: &TtrpcContext, req: CreateTaskRequest) -> Result<CreateTaskResponse> {
         let reserved = self.containers.reserve(&req.id)?;
-        let container = Container::create(&self.host, req)
-            .await
-            .map_err(|e| match e {
-                CreateFailure::Argument(e) => refuse(Code::INVALID_ARGUMENT, e),
-                CreateFailure::Failed(e) => unknown(e),
-            })?;
+        let (answer, created) = oneshot::channel();
+        tokio::spawn(self.creation(reserved, req, answer));
+        let created = created.await.map_err(|_| {
+            let text = "the call has panicked";
+            CreateFailure::Failed(anyhow::anyhow!(text))
+        });
+        let container = created.and_then(|done| done).map_err(|e| match e {
+            CreateFailure::Argument(e) => refuse(Code::INVALID_ARGUMENT, e),
+            CreateFailure::Failed(e) => unknown(e),
+        })?;
         let pid = container.processes.init()?.pid() as u32;
-        reserved.fill(container);
         Ok(CreateTaskResponse {
             pid,
             ..Default::default()
@@ -101,12 +153,14 @@ impl Task for TaskService {
     async fn start(&self, _: &TtrpcContext, req: StartRequest) -> Result<StartResponse> {
         let container = self.containers.get(&req.id)?;
         container.processes.starting(&req.exec_id)?;
-        let pid = if req.exec_id == INIT {
-            container.start_init().await
-        } else {
-            container.start_exec(&req.exec_id).await
-        }
-        .map_err(unknown)?;
+        let started = carry_out(async move {
+            let pid = match req.exec_id.as_str() {
+                INIT => container.start_init().await,
+                exec => container.start_exec(exec).await,
+            };
+            pid.map_err(unknown)
+        });
+        let pid = started.await?;
         Ok(StartResponse {
             pid: pid as u32,
             ..Default::default()
@@ -171,18 +225,25 @@ impl Task for TaskService {
 
     async fn kill(&self, _: &TtrpcContext, req: KillRequest) -> Result<Empty> {
         let container = self.containers.get(&req.id)?;
-        container
-            .kill(&req.exec_id, req.signal as i32, req.all)
-            .await?;
-        Ok(Empty::new())
+        carry_out(async move {
+            let signal = req.signal as i32;
+            container.kill(&req.exec_id, signal, req.all).await?;
+            Ok(Empty::new())
+        })
+        .await
     }
 
     async fn delete(&self, _: &TtrpcContext, req: DeleteRequest) -> Result<DeleteResponse> {
         let container = self.containers.get(&req.id)?;
-        let (pid, exit) = container.delete(&req.exec_id).await?;
-        if req.exec_id == INIT {
-            self.containers.remove(&req.id);
-        }
+        let containers = self.containers.clone();
+        let gone = carry_out(async move {
+            let gone = container.delete(&req.exec_id).await?;
+            if req.exec_id == INIT {
+                containers.remove(&req.id);
+            }
+            Ok(gone)
+        });
+        let (pid, exit) = gone.await?;
         Ok(DeleteResponse {
             pid: pid as u32,
             exit_status: exit.map_or(0, |exit| exit.status),
@@ -228,20 +289,20 @@ impl Task for TaskService {
     }
 
     async fn pause(&self, _: &TtrpcContext, req: PauseRequest) -> Result<Empty> {
-        self.containers.get(&req.id)?.pause().await?;
+        let container = self.containers.get(&req.id)?;
+        carry_out(async move { container.pause().await }).await?;
         Ok(Empty::new())
     }
 
     async fn resume(&self, _: &TtrpcContext, req: ResumeRequest) -> Result<Empty> {
-        self.containers.get(&req.id)?.resume().await?;
+        let container = self.containers.get(&req.id)?;
+        carry_out(async move { container.resume().await }).await?;
         Ok(Empty::new())
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, req: CheckpointTaskRequest) -> Result<Empty> {
-        self.containers
-            .get(&req.id)?
-            .standard_checkpoint(&req)
-            .await?;
+        let container = self.containers.get(&req.id)?;
+        carry_out(async move { Ok(container.standard_checkpoint(&req).await?) }).await?;
         Ok(Empty::new())
     }
 
@@ -285,7 +346,7 @@ impl Task for TaskService {
                 format!("update {}: no resources are given", req.id),
             ));
         };
-        container.update(resources.value).await?;
+        carry_out(async move { container.update(resources.value).await }).await?;
         Ok(Empty::new())
     }
 
@@ -318,7 +379,7 @@ impl Task for TaskService {
 
     async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Result<Empty> {
         // A shim that still has a container stays.
-        if self.containers.is_empty() {
+        if self.containers.may_go() {
             self.shutdown.notify_one();
         }
         Ok(Empty::new())

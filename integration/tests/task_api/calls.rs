@@ -2,9 +2,9 @@
 
 //! The calls of the Task API, each for one container.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Error, Result, anyhow, ensure};
 use containerd_shim_protos::{
     api::{
         CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest, CreateTaskResponse,
@@ -13,7 +13,7 @@ use containerd_shim_protos::{
         StartResponse, StateRequest, StateResponse, StatsRequest, StatsResponse, UpdateTaskRequest,
         WaitRequest, WaitResponse,
     },
-    protobuf::{MessageField, well_known_types::any::Any},
+    protobuf::{Message, MessageField, well_known_types::any::Any},
 };
 use crab_integration::{Denied, Sandbox, ShimClient};
 use serde_json::json;
@@ -52,6 +52,14 @@ impl Calls {
 
     pub(crate) fn create(&self, request: &CreateTaskRequest) -> Answer<CreateTaskResponse> {
         self.shim.call("Create", request)
+    }
+
+    /// Calls a method, and gives the call up before it can have been answered.
+    pub(crate) fn give_up(&self, method: &str, request: &impl Message) -> Result<()> {
+        let soon = Duration::from_millis(300);
+        let answer = self.shim.call_within::<Empty>(soon, method, request);
+        ensure!(!matches!(answer, Ok(Ok(_))), "{method} was answered");
+        Ok(())
     }
 
     /// The same shim, asked about a container that it does not have.

@@ -10,6 +10,7 @@ mod hard;
 mod metrics;
 mod oom;
 mod options;
+mod overlapping;
 mod stdio_uris;
 
 use std::{

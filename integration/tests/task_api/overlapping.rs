@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A client gives a call up while the runtime still works on it, as one does whose deadline
+//! is over, or that is killed: the container must not be left between two states.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use anyhow::{Result, ensure};
+use containerd_shim_protos::{
+    api::{Empty, StartRequest},
+    protobuf::well_known_types::any::Any,
+    shim::oci::Options,
+};
+use crab_integration::{Runtime, Testbed, poll, processes};
+
+use crate::{
+    LIMIT, Scratch,
+    alone::{Alone, Wish, runc_options},
+    calls::denied,
+};
+
+/// runc, of which one verb waits until it is let go.
+struct HeldBack {
+    dir: Scratch,
+    program: PathBuf,
+}
+
+impl HeldBack {
+    fn new(verb: &str) -> Result<Self> {
+        let dir = Scratch::new()?;
+        let program = dir.path().join("held-back");
+        let script = format!(
+            "#!/bin/sh\ncase \" $* \" in *\" {verb} \"*)\n\
+             : >{0}/called\nuntil [ -e {0}/go ]; do sleep 0.02; done;;\nesac\nexec runc \"$@\"\n",
+            dir.path().display()
+        );
+        fs::write(&program, script)?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        Ok(Self { dir, program })
+    }
+
+    fn options(&self) -> Result<Option<Any>> {
+        let binary_name = self.program.display().to_string();
+        let options = Options {
+            binary_name,
+            ..Default::default()
+        };
+        Ok(Some(runc_options(&options)?))
+    }
+
+    fn was_called(&self) -> bool {
+        self.dir.path().join("called").exists()
+    }
+
+    fn let_go(&self) -> Result<()> {
+        Ok(fs::write(self.dir.path().join("go"), "")?)
+    }
+}
+
+#[test]
+fn a_start_that_is_given_up_is_carried_out() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for exec in ["", "e"] {
+        let runtime = HeldBack::new(if exec.is_empty() { "start" } else { "exec" })?;
+        let wish = Wish {
+            options: runtime.options()?,
+            ..Wish::default()
+        };
+        let alone = if exec.is_empty() {
+            Alone::created(&testbed, Runtime::Crab, &wish)?
+        } else {
+            let alone = Alone::running(&testbed, Runtime::Crab, &wish)?;
+            let request = alone.calls.exec_request(exec, &["sleep", "infinity"]);
+            let _: Empty = alone.calls.exec(&request)?.map_err(denied)?;
+            alone
+        };
+        let request = StartRequest {
+            id: alone.calls.id.clone(),
+            exec_id: exec.into(),
+            ..Default::default()
+        };
+        alone.calls.give_up("Start", &request)?;
+        ensure!(runtime.was_called(), "{exec:?}: it was given up too early");
+        runtime.let_go()?;
+        poll("it runs", LIMIT, || {
+            let state = alone.calls.state(exec)?.map_err(denied)?;
+            Ok((format!("{:?}", state.status.enum_value()) == "Ok(RUNNING)").then_some(()))
+        })?;
+        // The end of the init is told after that of every exec.
+        alone.calls.kill("", 9, false)?.map_err(denied)?;
+        let end = alone.calls.wait("")?.map_err(denied)?;
+        ensure!(end.exit_status == 137, "{exec:?}: {}", end.exit_status);
+        alone.calls.delete("")?.map_err(denied)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_container_whose_create_is_given_up_goes_and_its_shim_with_it() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for shut_down_meanwhile in [false, true] {
+        let runtime = HeldBack::new("create")?;
+        let wish = Wish {
+            options: runtime.options()?,
+            ..Wish::default()
+        };
+        let alone = Alone::start(&testbed, Runtime::Crab, &wish)?;
+        let shim = alone.shim()?;
+        let request = alone.request(&wish)?;
+        alone.calls.give_up("Create", &request)?;
+        ensure!(runtime.was_called(), "it was given up too early");
+        if shut_down_meanwhile {
+            // As containerd does next, and only once.
+            alone.calls.shutdown()?.map_err(denied)?;
+            ensure!(processes::is_alive(shim), "it has left a container behind");
+            runtime.let_go()?;
+            processes::wait_gone(shim, LIMIT)?;
+        } else {
+            runtime.let_go()?;
+            // What of it was mounted has gone as well, so that it cannot be made again.
+            poll("the id is free", LIMIT, || {
+                let no = alone.calls.create(&request)?.expect_err("it was created");
+                Ok((no.code != "ALREADY_EXISTS").then_some(()))
+            })?;
+            alone.calls.shutdown()?.map_err(denied)?;
+            processes::wait_gone(shim, LIMIT)?;
+        }
+    }
+    Ok(())
+}
