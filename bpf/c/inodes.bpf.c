@@ -97,8 +97,8 @@ int mm_filemap_map_pages(unsigned long long *ctx)
 	return mapped((struct address_space *)ctx[0]);
 }
 
-/* tmpfs maps its pages with no event of its own, and a store to them moves no time.
- * Anonymous shared memory is counted with it. */
+/* tmpfs maps its pages with no event of its own: of a hole that is loaded from and then
+ * stored to, this is all there is. Anonymous shared memory is counted with it. */
 SEC("tp_btf/rss_stat")
 int rss_stat(unsigned long long *ctx)
 {

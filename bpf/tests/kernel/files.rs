@@ -175,7 +175,7 @@ fn a_write_elsewhere_by_a_sandboxed_task_does_not_count() {
         ] {
             let directory = tempfile::tempdir_in(other.path()).unwrap();
             let effects = world.run(name, Seat::Inside, directory.path());
-            // Whose file a page is of is not told where pages are mapped.
+            // Nor is it told whose file a page is of that is mapped.
             let pages = world.programs == Programs::Inodes && name == "store to a shared map";
             assert!(
                 pages || effects == Effects::default(),

@@ -141,6 +141,16 @@ pub(crate) const UNSEEN: &[(&str, Call)] = &[
             store(at);
         });
     }),
+    ("store to a shared map of a hole after a load", |d| {
+        let path = existing(d);
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        let hole = 1 << 20;
+        file.set_len(hole + 4096).unwrap();
+        map_at(d, libc::MAP_SHARED, libc::O_RDWR, hole as usize, |at| {
+            load(at);
+            store(at);
+        });
+    }),
     ("store to a shared map that is gone", |d| {
         map(d, libc::MAP_SHARED, libc::O_RDWR, |at| {
             store(at);

@@ -160,7 +160,12 @@ fn socket_address(path: &Path) -> (Vec<u8>, usize) {
 }
 
 fn map(directory: &Path, flags: i32, mode: i32, then: impl FnOnce(*mut u8)) {
-    let path = c(&existing(directory));
+    existing(directory);
+    map_at(directory, flags, mode, 0, then);
+}
+
+fn map_at(directory: &Path, flags: i32, mode: i32, offset: usize, then: impl FnOnce(*mut u8)) {
+    let path = c(&directory.join("target"));
     let fd = sys(libc::SYS_open, &[ptr(&path), mode as usize]);
     let mut protection = libc::PROT_READ as usize;
     if mode == libc::O_RDWR {
@@ -169,7 +174,7 @@ fn map(directory: &Path, flags: i32, mode: i32, then: impl FnOnce(*mut u8)) {
     measured(|| {
         let address = sys(
             libc::SYS_mmap,
-            &[0, 4096, protection, flags as usize, fd as usize, 0],
+            &[0, 4096, protection, flags as usize, fd as usize, offset],
         );
         did(address);
         then(address as usize as *mut u8);
