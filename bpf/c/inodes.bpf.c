@@ -98,11 +98,20 @@ int mm_filemap_map_pages(unsigned long long *ctx)
 }
 
 /* tmpfs maps its pages with no event of its own: of a hole that is loaded from and then
- * stored to, this is all there is. Anonymous shared memory is counted with it. */
+ * stored to, this is all there is. Anonymous shared memory is counted with it, but not
+ * the program's own pages where that is in memory and immutable: crabd's copy of runc,
+ * which passes through a sandbox's cgroup with each exec. Making one takes a capability
+ * that containers do not have. */
 SEC("tp_btf/rss_stat")
 int rss_stat(unsigned long long *ctx)
 {
+	struct mm_struct *mm = (struct mm_struct *)ctx[0];
+	struct file *program;
+
 	if ((int)ctx[1] != MM_SHMEMPAGES)
+		return 0;
+	program = mm->exe_file;
+	if (program && program->f_inode->i_flags & S_IMMUTABLE)
 		return 0;
 	by_cgroup(CRAB_UNSEEN);
 	return 0;

@@ -31,6 +31,7 @@ struct address_space {
 
 struct inode {
 	unsigned short i_mode;
+	unsigned int i_flags;
 	struct super_block *i_sb;
 	struct address_space *i_mapping;
 	struct hlist_head i_dentry; /* the names that lead to it */
@@ -48,6 +49,10 @@ struct sock {
 struct file {
 	unsigned int f_mode;
 	struct inode *f_inode;
+};
+
+struct mm_struct {
+	struct file *exe_file;
 };
 
 struct fdtable {
@@ -126,6 +131,9 @@ struct pt_regs {
  * whether of a 32-bit process or through int 0x80 from a 64-bit one. Cleared
  * only after the sys_exit tracepoint has run. */
 #define TS_COMPAT 0x0002
+
+/* include/linux/fs.h: nobody changes the inode. */
+#define S_IMMUTABLE (1 << 3)
 
 /* include/linux/fs.h: the open file may be written to. */
 #define FMODE_WRITE 0x2

@@ -244,16 +244,10 @@ impl Pins {
         }
     }
 
-    /// Where each program is pinned.
-    pub(crate) fn program_pins(&self) -> io::Result<Vec<PathBuf>> {
-        let mut pins = Vec::new();
-        for entry in fs::read_dir(&self.set)? {
-            let entry = entry?;
-            if entry.file_name().as_encoded_bytes().starts_with(b"prog_") {
-                pins.push(entry.path());
-            }
-        }
-        Ok(pins)
+    /// Where the programs are pinned that may miss events.
+    pub(crate) fn may_miss(&self) -> impl Iterator<Item = PathBuf> {
+        let names = self.programs.set().may_miss.iter();
+        names.map(|name| self.set.join(program_name(name)))
     }
 
     pub(crate) fn instance(&self) -> &str {

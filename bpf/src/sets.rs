@@ -22,6 +22,9 @@ pub(crate) struct Set {
     pub(crate) tracepoints: &'static [&'static str],
     /// The same where the kernel has them.
     pub(crate) optional: &'static [&'static str],
+    /// Those whose events an interrupt may bring: while the same program runs on that
+    /// processor, the kernel drops them. Of the network's, none that counts.
+    pub(crate) may_miss: &'static [&'static str],
     /// Attached only while there is attention.
     pub(crate) on_demand: Option<&'static str>,
 }
@@ -71,6 +74,7 @@ impl Programs {
                     "sched_process_exit",
                 ],
                 optional: NETWORK,
+                may_miss: &["ctime_ns_xchg", "ctime_xchg_skip", "inode_set_ctime_to_ts"],
                 on_demand: Some("sys_exit"),
             },
             Self::Syscalls => Set {
@@ -82,6 +86,7 @@ impl Programs {
                     "sched_process_exit",
                 ],
                 optional: NETWORK,
+                may_miss: &[],
                 on_demand: None,
             },
         }

@@ -148,13 +148,7 @@ impl Tracer {
             T::try_from(pins.map(name)?).map_err(|source| OpenError::Map { name, source })
         }
         let pins = Pins::open(pin_dir, choice)?;
-        let at = |source| OpenError::Directory {
-            verb: "list",
-            path: pin_dir.to_path_buf(),
-            source,
-        };
-        let programs = pins.program_pins().map_err(at)?;
-        let misses: Result<Vec<_>, _> = programs.iter().map(|pin| Misses::of(pin)).collect();
+        let misses: Result<Vec<_>, _> = pins.may_miss().map(|pin| Misses::of(&pin)).collect();
         let mut tracer = Self {
             misses: misses.map_err(OpenError::Misses)?,
             sandboxes: typed(&pins, pins::SANDBOXES)?,

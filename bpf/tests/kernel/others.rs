@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Processes, mounts, and the arithmetic of watches.
 
-use crab_bpf::{CgroupId, Effects, EffectsError, MAX_DEVICES, WatchError};
+use crab_bpf::{CgroupId, Effects, EffectsError, MAX_DEVICES, Programs, WatchError};
 
 use crate::world::{Cgroup, Mounted, Seat, worlds};
 
@@ -65,6 +65,21 @@ fn what_goes_to_the_network_counts_but_not_over_loopback() {
         assert_eq!(effects, Effects::default());
         let effects = world.run("network", Seat::Outside, &directory);
         assert_eq!(effects, Effects::default());
+    }
+}
+
+#[test]
+fn a_program_in_immutable_memory_is_no_memory_that_is_shared() {
+    for mut world in worlds() {
+        if world.programs != Programs::Inodes {
+            continue;
+        }
+        let directory = world.tmpfs.path().to_path_buf();
+        let effects = world.run("run from memory", Seat::Inside, &directory);
+        assert!(effects.unseen > 0, "{effects:?}");
+        let effects = world.run("run from immutable memory", Seat::Inside, &directory);
+        assert_eq!(effects.unseen, 0, "{effects:?}");
+        assert!(effects.processes > 0, "{effects:?}");
     }
 }
 

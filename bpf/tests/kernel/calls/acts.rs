@@ -6,6 +6,38 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::*;
 
+/// A program whose pages are a memfd's, in a process of its own.
+fn run_from_memory(immutable: bool) {
+    let name = c"program".as_ptr() as usize;
+    let fd = sys(libc::SYS_memfd_create, &[name, 0]);
+    did(fd);
+    // SAFETY: the fd was just made for us.
+    let mut copy = unsafe { File::from_raw_fd(fd as i32) };
+    let mut program = File::open("/bin/true").unwrap();
+    std::io::copy(&mut program, &mut copy).unwrap();
+    if immutable {
+        let flags = rustix::fs::IFlags::IMMUTABLE;
+        rustix::fs::ioctl_setflags(&copy, flags).unwrap();
+    }
+    // A program that is open for writing is busy; and this one goes to the child.
+    let path = format!("/proc/self/fd/{fd}");
+    let to_run = sys(
+        libc::SYS_openat,
+        &[
+            CWD,
+            ptr(&CString::new(path).unwrap()),
+            libc::O_RDONLY as usize,
+        ],
+    );
+    did(to_run);
+    drop(copy);
+    let path = format!("/proc/self/fd/{to_run}");
+    measured(|| {
+        let status = std::process::Command::new(path).status().unwrap();
+        assert!(status.success());
+    });
+}
+
 /// Talks to itself at this address, in a network of its own.
 fn network(address: [u8; 4]) {
     let flags = rustix::thread::UnshareFlags::NEWNET;
@@ -95,6 +127,8 @@ pub(crate) const ACTS: &[(&str, Call)] = &[
             assert!(libc::WIFSIGNALED(status));
         });
     }),
+    ("run from memory", |_| run_from_memory(false)),
+    ("run from immutable memory", |_| run_from_memory(true)),
     ("network", |_| network([192, 0, 2, 1])),
     ("network by loopback", |_| network([127, 0, 0, 1])),
     ("mount and unmount", |d| {
