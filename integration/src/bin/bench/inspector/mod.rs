@@ -53,17 +53,50 @@ pub(crate) struct Measured {
     pub(crate) name: &'static str,
     pub(crate) machine: String,
     pub(crate) seed: u64,
-    pub(crate) figures: BTreeMap<&'static str, f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) event_storm_ok: Option<bool>,
+    pub(crate) figures: BTreeMap<&'static str, Figure>,
     /// What stands behind the figures.
     pub(crate) details: BTreeMap<String, f64>,
 }
 
+/// The value of one.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Figure {
+    Number(f64),
+    Verdict(bool),
+}
+
+impl Figure {
+    /// What it shall be, and whether it is.
+    fn target(self, name: &str) -> Option<(String, bool)> {
+        match self {
+            Self::Number(value) => {
+                let target = TARGETS.iter().find(|(of, _)| *of == name);
+                target.map(|(_, limit)| (format!("<= {limit}"), value <= *limit))
+            }
+            Self::Verdict(verdict) => Some(("true".into(), verdict)),
+        }
+    }
+}
+
+impl std::fmt::Display for Figure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(value) => f.pad(&value.to_string()),
+            Self::Verdict(verdict) => f.pad(&verdict.to_string()),
+        }
+    }
+}
+
 impl Measured {
     fn enter(&mut self, name: &'static str, value: f64) {
+        self.figures.insert(name, Figure::Number(rounded(value)));
         eprintln!("{name}: {}", rounded(value));
-        self.figures.insert(name, rounded(value));
+    }
+
+    fn enter_verdict(&mut self, name: &'static str, verdict: bool) {
+        self.figures.insert(name, Figure::Verdict(verdict));
+        eprintln!("{name}: {verdict}");
     }
 
     fn detail(&mut self, name: impl Into<String>, value: f64) {
@@ -78,7 +111,6 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
         machine: testbed.machine(),
         seed: plan.seed,
         figures: BTreeMap::new(),
-        event_storm_ok: None,
         details: BTreeMap::new(),
     };
     for part in PARTS {
@@ -103,17 +135,17 @@ pub(crate) fn table(measured: &Measured) -> String {
         "{}, seed {}\n\n{:<24}{:>10}  TARGET\n",
         measured.machine, measured.seed, "FIGURE", "VALUE"
     );
-    for (name, value) in &measured.figures {
-        let target = TARGETS.iter().find(|(of, _)| of == name);
-        let target = target.map_or(String::new(), |(_, limit)| {
-            let sign = if value <= limit { "" } else { "  MISSED" };
-            format!("<= {limit}{sign}")
+    for (name, figure) in &measured.figures {
+        let target = figure.target(name).map(|(target, met)| match met {
+            true => target,
+            false => target + "  MISSED",
         });
         // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<24}{value:>10.3}  {target}");
-    }
-    if let Some(ok) = measured.event_storm_ok {
-        let _ = writeln!(text, "{:<24}{ok:>10}  true", "event_storm_ok");
+        let _ = writeln!(
+            text,
+            "{name:<24}{figure:>10}  {}",
+            target.unwrap_or_default()
+        );
     }
     let _ = writeln!(text, "\n{:<40}{:>14}", "DETAIL", "VALUE");
     for (name, value) in &measured.details {

@@ -26,7 +26,6 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     let lives = plan.turns.div_ceil(TURNS_OF_A_LIFE);
     let next = AtomicUsize::new(0);
     let all = Mutex::new(Tally::default());
-    let client = testbed.ctr();
     let work = || -> Result<()> {
         loop {
             let life = next.fetch_add(1, Ordering::Relaxed);
@@ -36,6 +35,7 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
             let left = plan.turns - life * TURNS_OF_A_LIFE;
             let mut tally = Tally::default();
             let seed = plan.seed.wrapping_add(life as u64);
+            let client = testbed.clients()[(seed / 2 % 2) as usize];
             tally.live(client, seed, left.min(TURNS_OF_A_LIFE))?;
             for wrong in &tally.missed {
                 eprintln!("missed: {wrong}");

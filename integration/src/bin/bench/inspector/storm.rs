@@ -66,7 +66,7 @@ pub(super) fn measure(testbed: &Testbed, measured: &mut Measured) -> Result<()> 
     if rate < RATE {
         eprintln!("event_storm_ok: absent, this machine makes less than {RATE} calls a second");
     } else {
-        measured.event_storm_ok = Some(right && most < LIMIT_MS);
+        measured.enter_verdict("event_storm_ok", right && most < LIMIT_MS);
     }
     Ok(())
 }
