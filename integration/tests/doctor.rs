@@ -5,7 +5,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Census, Output, RunOptions, Swapped, Testbed, processes};
+use crab_integration::{BUSYBOX, Census, Output, RunOptions, Swapped, Testbed, Tool, processes};
 use rustix::process::Signal;
 use serde::Deserialize;
 
@@ -67,6 +67,8 @@ fn a_host_with_everything_is_well() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    // The start of a container does not wait for crabd, nor does its first exec.
+    testbed.crab().wait_until_observed(&sandbox)?;
     let said = doctor(&testbed, &[])?.ok()?;
     let last = said.stdout.lines().last().unwrap_or_default();
     ensure!(last.starts_with("all is well"), "{}", said.stdout);
@@ -160,13 +162,28 @@ fn a_missing_criu_shim_or_runtime_is_named_with_the_cure() -> Result<()> {
     Ok(())
 }
 
+/// What is hidden from a user looks as if it were missing.
+#[test]
+fn to_another_user_nothing_is_said_that_only_root_can_see() -> Result<()> {
+    Testbed::here()?;
+    let args = "--reuid 65534 --regid 65534 --clear-groups crab doctor --json";
+    let said = Tool::new("setpriv").args(args.split(' ')).run()?;
+    assert_eq!(said.status, 1, "{}", said.stderr);
+    let report: Report = serde_json::from_str(&said.stdout)?;
+    let fails = |check: &&Check| check.verdict == "fail";
+    let failed: Vec<&Check> = report.checks.iter().filter(fails).collect();
+    ensure!(failed.len() == 1 && failed[0].check == "user", "{failed:?}");
+    ensure!(report.checks.iter().any(|check| check.check == "kernel"));
+    Ok(())
+}
+
 #[test]
 fn a_crabd_that_is_gone_missing_or_hangs_is_named_with_the_cure() -> Result<()> {
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
     let crab = testbed.crab();
-    crab.turn(&sandbox, &["true"])?;
+    crab.wait_until_observed(&sandbox)?;
 
     let hanging = processes::crabd().context("no crabd runs")?;
     processes::signal(hanging, Signal::STOP)?;

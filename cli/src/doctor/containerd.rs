@@ -204,6 +204,13 @@ async fn shim(path: &SearchPath, theirs: bool) -> Check {
     }
 }
 
+/// systemd makes the cgroups of this runtime's containers.
+fn by_systemd(runtime: &toml::Value) -> bool {
+    let options = runtime.get("options");
+    let said = options.and_then(|options| options.get("SystemdCgroup"));
+    said.and_then(toml::Value::as_bool) == Some(true)
+}
+
 /// The CRI's runtimes in a configuration of version 2 and 3.
 fn handler(config: &str) -> Check {
     let Ok(config) = config.parse::<toml::Table>() else {
@@ -222,11 +229,25 @@ fn handler(config: &str) -> Check {
         let runtimes = ["plugins", plugin, "containerd", "runtimes"]
             .iter()
             .try_fold(&config, |table, key| table.get(*key)?.as_table());
-        for (name, runtime) in runtimes.into_iter().flatten() {
-            if runtime.get("runtime_type").and_then(|kind| kind.as_str()) == Some(RUNTIME) {
-                return Check::ok(CRI, format!("the handler {name}"));
-            }
-        }
+        let Some(runtimes) = runtimes else { continue };
+        let is_crab = |runtime: &toml::Value| {
+            runtime.get("runtime_type").and_then(toml::Value::as_str) == Some(RUNTIME)
+        };
+        let Some((name, crab)) = runtimes.iter().find(|(_, runtime)| is_crab(runtime)) else {
+            continue;
+        };
+        // The kubelet has one cgroup driver for all.
+        let theirs = runtimes.iter().find(|(_, runtime)| by_systemd(runtime));
+        return match theirs {
+            Some((other, _)) if !by_systemd(crab) => Check::warn(
+                CRI,
+                format!("the handler {name}, without SystemdCgroup, which {other} has"),
+                format!(
+                    "set SystemdCgroup = true in the options of {name}, too, and restart containerd"
+                ),
+            ),
+            _ => Check::ok(CRI, format!("the handler {name}")),
+        };
     }
     Check::absent(
         CRI,
@@ -277,6 +298,16 @@ mod tests {
             assert_eq!(handler(sample), Check::ok(CRI, "the handler crab"));
             let off = format!("disabled_plugins = ['io.containerd.grpc.v1.cri']\n{sample}");
             assert_eq!(handler(&off).verdict, Verdict::Absent);
+            // As the samples say it for a kubelet that leaves cgroups to systemd.
+            let systemd = |text: &str| {
+                text.replace("\n#[", "\n[")
+                    .replace("\n#  Systemd", "\n  Systemd")
+            };
+            assert_eq!(handler(&systemd(sample)).verdict, Verdict::Ok);
+            let (one, _) = sample.rsplit_once("\n#[").unwrap();
+            let check = handler(&systemd(one));
+            assert_eq!(check.verdict, Verdict::Warn);
+            assert!(check.found.ends_with("which runc has"), "{}", check.found);
         }
         assert_eq!(handler("version = 2").verdict, Verdict::Absent);
         assert_eq!(handler("= no").verdict, Verdict::Absent);

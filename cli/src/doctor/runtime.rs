@@ -17,6 +17,8 @@ const NAME: &str = "runtime";
 /// The oldest runc whose options are known.
 const OLDEST_RUNC: Version = Version(1, 1);
 
+const INSTALL_RUNC: &str = "install runc (Debian, Ubuntu: apt-get install runc)";
+
 pub(crate) async fn check(configured: Option<&Path>, path: &SearchPath) -> Check {
     let configured = match configured {
         Some(name) if name == Path::new(BUILT_IN) => return built_in("by the configuration"),
@@ -26,10 +28,10 @@ pub(crate) async fn check(configured: Option<&Path>, path: &SearchPath) -> Check
         }
         None => Path::new("runc"),
     };
-    let install = format!(
-        "install {} (Debian, Ubuntu: apt-get install runc), or name another as runtime.binary in the configuration",
-        configured.display()
-    );
+    let install = match configured == Path::new("runc") {
+        true => format!("{INSTALL_RUNC}, or name another as runtime.binary in the configuration"),
+        false => "correct runtime.binary in the configuration, or install it".to_owned(),
+    };
     let Some(program) = path.find(configured) else {
         let found = format!("{} is not found on {path}", configured.display());
         return Check::fail(NAME, found, install);
@@ -50,7 +52,7 @@ fn built_in(why: &str) -> Check {
     Check::warn(
         NAME,
         format!("the built-in runtime, {why}: processes cannot be kept"),
-        "install runc (Debian, Ubuntu: apt-get install runc)",
+        INSTALL_RUNC,
     )
 }
 
@@ -99,6 +101,8 @@ mod tests {
         let named = check(Some(Path::new("crun")), &nowhere).await;
         assert_eq!(named.verdict, Verdict::Fail);
         assert_eq!(named.found, "crun is not found on /no/such/dir");
+        // The command for runc would not help.
+        assert!(!named.mend.unwrap_or_default().contains("runc"));
         let none = check(None, &nowhere).await;
         assert_eq!(none.verdict, Verdict::Warn);
         assert_eq!(
