@@ -14,8 +14,8 @@ Crab makes every turn of an AI agent's sandbox recoverable.
 
 A sandbox is a container that runs under Crab. A turn is what the agent does in
 it between two waits for its model, usually one exec; turns are numbered from 1,
-and turn 0 is the container's start. When a turn ends, Crab looks at what it left
-changed, and that is the turn's class:
+and turn 0 is the container's start. When a turn ends, Crab looks at what it
+left changed, and that is the turn's class:
 
   none       nothing: an older checkpoint holds, and the turn cost nothing
   files      files
@@ -78,8 +78,9 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// List the sandboxes, live and gone
     ///
-    /// A sandbox that is gone has lost its container or its shim; its
-    /// checkpoints are in the store, and `crab restore` brings it back.
+    /// A sandbox that is gone has no shim any more: that was killed, or the
+    /// container was deleted. Its checkpoints are in the store. Where containerd
+    /// or Docker still has the container, `crab restore` brings it back.
     Ps,
     /// List what happened in a sandbox, turn by turn
     ///
@@ -88,7 +89,8 @@ pub(crate) enum Command {
     /// the store, CAPTURE how long taking it took, FROZEN for how long the
     /// sandbox stood still. Reads the store: no daemon is needed.
     Turns {
-        /// The sandbox
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
     },
@@ -101,11 +103,12 @@ pub(crate) enum Command {
     /// what went out and cannot be undone, and what was ignored by which rule.
     /// Reads the store: no daemon is needed.
     Show {
-        /// The sandbox
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
         /// The turn
-        #[arg(value_name = "TURN")]
+        #[arg(value_name = "TURN", value_parser = turn)]
         turn: TurnId,
     },
     /// Show how a sandbox differs between the ends of two turns
@@ -137,8 +140,12 @@ pub(crate) enum Command {
         exit_code: bool,
     },
     /// Take a checkpoint of a live sandbox now
+    ///
+    /// Of what has changed since the newest one, also while a turn is open. Where
+    /// nothing has, none is taken.
     Checkpoint {
-        /// The sandbox
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
     },
@@ -149,24 +156,28 @@ pub(crate) enum Command {
     /// a bind mount is not undone. The turns in between stay in the history,
     /// and can be gone back to as well.
     Rollback {
-        /// The sandbox
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
         /// The turn at whose end the sandbox was as it shall be
-        #[arg(long, value_name = "TURN")]
+        #[arg(long, value_name = "TURN", value_parser = turn)]
         turn: TurnId,
     },
     /// Bring a sandbox back whose container or shim has died
     ///
     /// Starts the same container again, through Docker or containerd, from a
-    /// checkpoint. For a sandbox that is running, use rollback.
+    /// checkpoint. They must still have it: what `docker rm` or `ctr containers
+    /// rm` has deleted cannot be started. For a sandbox that is running, use
+    /// rollback.
     Restore {
-        /// The sandbox
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
         /// The turn at whose end the sandbox was as it shall be; without it,
         /// the newest state that was saved
-        #[arg(long, value_name = "TURN")]
+        #[arg(long, value_name = "TURN", value_parser = turn)]
         turn: Option<TurnId>,
     },
     /// Say whether this host has what Crab needs, and what to do where not
@@ -201,6 +212,11 @@ impl Args {
             }
         })
     }
+}
+
+fn turn(text: &str) -> Result<TurnId, &'static str> {
+    text.parse()
+        .map_err(|_| "a turn is a number, as `crab turns` lists them")
 }
 
 fn usage(why: &str) -> CliError {

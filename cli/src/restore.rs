@@ -85,6 +85,10 @@ pub(crate) async fn run(
         Ok(pid) => pid,
         Err(why) => {
             let advice = match sandbox.cancel_restore() {
+                Ok(_) if starter.has_lost(&id).await => format!(
+                    "{} has no such container any more, and only one that it has can be started; the checkpoints are untouched",
+                    starter.name()
+                ),
                 Ok(_) => "its checkpoints are untouched, the shim's log says more".to_owned(),
                 Err(error) => format!("and its next start would restore it, because of: {error}"),
             };

@@ -57,6 +57,28 @@ impl Starter {
     }
 }
 
+impl Starter {
+    /// Who it is that has the containers.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "Docker",
+            Self::Containerd => "containerd",
+        }
+    }
+
+    /// Whether it knows for certain that there is no such container any more.
+    pub(crate) async fn has_lost(self, id: &SandboxId) -> bool {
+        let all = match self {
+            Self::Docker => run("docker", &["ps", "-aq", "--no-trunc"]).await,
+            Self::Containerd => {
+                let list = ["-n", id.namespace(), "containers", "ls", "-q"];
+                run("ctr", &list).await
+            }
+        };
+        all.is_ok_and(|all| all.lines().all(|line| line.trim() != id.id()))
+    }
+}
+
 /// Until Docker has heard of the container's death, a start does nothing, and is
 /// no error. One that did something has brought up a shim that took the wish.
 async fn docker(id: &SandboxId, may_retry: impl Fn() -> bool) -> Result<(), String> {
@@ -92,16 +114,17 @@ async fn containerd(
     let is_there = || bundle.is_some_and(Path::exists);
     if removed.is_err() && !is_there() {
         // It may have gone in between.
-        return ctr(&start).await.map_err(|_| error);
+        return ctr(&start).await.map(drop).map_err(|_| error);
     }
     let deadline = Instant::now() + NOTICE_TIMEOUT;
     while is_there() && Instant::now() < deadline {
         sleep(POLL).await;
     }
-    ctr(&start).await
+    ctr(&start).await.map(drop)
 }
 
-async fn run(program: &str, args: &[&str]) -> Result<(), String> {
+/// What it printed.
+async fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let child = Command::new(program)
         .args(args)
         .stdin(Stdio::null())
@@ -119,7 +142,7 @@ async fn run(program: &str, args: &[&str]) -> Result<(), String> {
         }
     };
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let said = said.trim();
