@@ -3,92 +3,16 @@
 //! Each call's answers in each state, beside those of containerd's own shim.
 
 use anyhow::{Result, ensure};
-use containerd_shim_protos::{
-    api::{DeleteResponse, StateResponse, WaitResponse},
-    protobuf::{Message, MessageField, well_known_types::timestamp::Timestamp},
-    shim::oci::ProcessDetails,
-};
-use crab_integration::{BUSYBOX, RunOptions, Sandbox, State, Testbed};
+use containerd_shim_protos::{protobuf::Message, shim::oci::ProcessDetails};
+use crab_integration::{BUSYBOX, RunOptions, Runtime, State, Testbed};
 use serde_json::json;
 
 use crate::{
     BOTH,
     alone::{Alone, Wish},
-    calls::{Calls, Transcript, denied},
+    calls::{Calls, denied},
+    compare::{compare, compare_alone, end, gone, state},
 };
-
-/// The year of a time that means "never" in Go, in seconds.
-const NEVER: i64 = -62_135_596_800;
-
-fn when(at: &MessageField<Timestamp>) -> &'static str {
-    match at.as_ref().map(|at| at.seconds) {
-        None => "no time",
-        Some(NEVER) => "never",
-        Some(seconds) if seconds > 1_700_000_000 => "lately",
-        Some(_) => "at an odd time",
-    }
-}
-
-fn state(state: StateResponse) -> String {
-    format!(
-        "{:?} pid={} exit={} {} id={} exec={:?} {:?} {}",
-        state.status.enum_value_or_default(),
-        state.pid > 0,
-        state.exit_status,
-        when(&state.exited_at),
-        state.id,
-        state.exec_id,
-        [state.stdin, state.stdout, state.stderr].map(|path| !path.is_empty()),
-        state.terminal,
-    )
-}
-
-fn end(end: WaitResponse) -> String {
-    format!("{} {}", end.exit_status, when(&end.exited_at))
-}
-
-fn gone(gone: DeleteResponse) -> String {
-    let (status, at) = (gone.exit_status, when(&gone.exited_at));
-    format!("{status} {at} pid={}", gone.pid > 0)
-}
-
-/// Runs a scene with a container of each shim, and has them say the same.
-fn compare(scene: impl Fn(&Calls, &Sandbox, &mut Transcript) -> Result<()>) -> Result<()> {
-    let testbed = Testbed::here()?;
-    let mut heard = Vec::new();
-    for runtime in BOTH {
-        let options = RunOptions::new().runtime(runtime);
-        let sandbox = testbed.ctr().run(BUSYBOX, options)?;
-        let mut transcript = Transcript::default();
-        scene(&Calls::of(&sandbox)?, &sandbox, &mut transcript)?;
-        heard.push(transcript.without(sandbox.id()));
-    }
-    same(&heard[0], &heard[1])
-}
-
-/// The same with shims of their own, whose containers are not even created.
-fn compare_alone(wish: &Wish, scene: impl Fn(&Alone, &mut Transcript) -> Result<()>) -> Result<()> {
-    let testbed = Testbed::here()?;
-    let mut heard = Vec::new();
-    for runtime in BOTH {
-        let alone = Alone::start(&testbed, runtime, wish)?;
-        let mut transcript = Transcript::default();
-        scene(&alone, &mut transcript)?;
-        let id = alone.calls.id.clone();
-        heard.push(transcript.without(&id));
-    }
-    same(&heard[0], &heard[1])
-}
-
-fn same(stock: &Transcript, crab: &Transcript) -> Result<()> {
-    ensure!(!stock.lines().is_empty(), "nothing was asked");
-    println!("{stock}");
-    ensure!(
-        stock == crab,
-        "containerd's own shim:\n{stock}\nCrab:\n{crab}"
-    );
-    Ok(())
-}
 
 #[test]
 fn create_makes_a_process_that_does_not_run_yet() -> Result<()> {
@@ -138,7 +62,7 @@ fn a_second_create_is_refused_and_harms_nothing() -> Result<()> {
         let again = alone.calls.create(&alone.request(&Wish::default())?)?;
         // The other one leaves it to runc to find out, and forgets the mounts of the first.
         ensure!(again.is_err(), "{runtime:?}");
-        if runtime == crab_integration::Runtime::Crab {
+        if runtime == Runtime::Crab {
             assert_eq!(
                 again.map_err(|no| no.code).err().as_deref(),
                 Some("ALREADY_EXISTS")

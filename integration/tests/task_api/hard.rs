@@ -10,15 +10,15 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    BUSYBOX, Census, CgroupMode, Client, DEBIAN, RunOptions, Running, State, Testbed, Tool, poll,
-    processes, skip,
+    BUSYBOX, Census, CgroupMode, Client, DEBIAN, RunOptions, Running, Runtime, State, Testbed,
+    Tool, poll, processes, skip,
 };
 use serde_json::json;
 
 use crate::{
     BOTH, LIMIT, Scratch,
     calls::{Calls, denied},
-    shell,
+    shell, under_both,
 };
 
 /// 100 MB that are the same everywhere.
@@ -53,12 +53,7 @@ fn a_hundred_megabytes_arrive_whole() -> Result<()> {
 
 #[test]
 fn a_reader_that_stalls_holds_up_no_end() -> Result<()> {
-    let testbed = Testbed::here()?;
-    for runtime in BOTH {
-        let sandbox = testbed
-            .ctr()
-            .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
-        let calls = Calls::of(&sandbox)?;
+    under_both(|runtime, sandbox, calls| {
         let dir = Scratch::new()?;
         let fifo = dir.fifo("stdout")?;
         let mut request = calls.exec_request("loud", &["sh", "-c", "while :; do echo more; done"]);
@@ -79,7 +74,7 @@ fn a_reader_that_stalls_holds_up_no_end() -> Result<()> {
         let start = Instant::now();
         calls.delete("loud")?.map_err(denied)?;
         // The other shim waits for ten seconds for its copy to end.
-        if runtime == crab_integration::Runtime::Crab {
+        if runtime == Runtime::Crab {
             ensure!(
                 start.elapsed() < Duration::from_secs(5),
                 "the delete waited"
@@ -87,18 +82,13 @@ fn a_reader_that_stalls_holds_up_no_end() -> Result<()> {
         }
         drop(reader);
         assert_eq!(sandbox.sh("exit 7")?.status, 7);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]
 fn an_exec_that_ignores_sigterm_is_there_until_it_is_killed() -> Result<()> {
-    let testbed = Testbed::here()?;
-    for runtime in BOTH {
-        let sandbox = testbed
-            .ctr()
-            .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
-        let calls = Calls::of(&sandbox)?;
+    under_both(|_, sandbox, calls| {
         let script = "trap '' TERM; echo >/deaf; while :; do sleep 0.05; done";
         calls.run("deaf", &["sh", "-c", script])?.map_err(denied)?;
         poll("it is deaf", LIMIT, || {
@@ -114,8 +104,8 @@ fn an_exec_that_ignores_sigterm_is_there_until_it_is_killed() -> Result<()> {
         );
         calls.kill("deaf", 9, false)?.map_err(denied)?;
         assert_eq!(calls.wait("deaf")?.map_err(denied)?.exit_status, 137);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The file that counts the forks that a process's cgroup was refused.
@@ -237,6 +227,7 @@ fn an_end_that_a_dead_shim_has_seen_keeps_its_status() -> Result<()> {
         .filter(|e| e.is_exit_of_init(&sandbox))
         .map(|e| e.payload["exit_status"].as_i64())
         .collect();
+    ensure!(!statuses.is_empty(), "its end was not told");
     assert!(
         statuses.iter().all(|status| *status == Some(5)),
         "{statuses:?}"
@@ -278,12 +269,7 @@ fn a_client_that_goes_and_comes_back_finds_the_output() -> Result<()> {
 
 #[test]
 fn stdin_is_closed_once_and_for_all() -> Result<()> {
-    let testbed = Testbed::here()?;
-    for runtime in BOTH {
-        let sandbox = testbed
-            .ctr()
-            .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
-        let calls = Calls::of(&sandbox)?;
+    under_both(|_, sandbox, calls| {
         let dir = Scratch::new()?;
         let fifo = dir.fifo("stdin")?;
         let mut request = calls.exec_request("x", &["sh", "-c", "cat >/got; exit 4"]);
@@ -308,8 +294,8 @@ fn stdin_is_closed_once_and_for_all() -> Result<()> {
         calls.close_io("x")?.map_err(denied)?;
         assert_eq!(calls.wait("x")?.map_err(denied)?.exit_status, 4);
         calls.close_io("x")?.map_err(denied)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 #[test]

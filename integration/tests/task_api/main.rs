@@ -6,6 +6,7 @@
 mod alone;
 mod answers;
 mod calls;
+mod compare;
 mod hard;
 mod metrics;
 mod oom;
@@ -21,12 +22,26 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
-use crab_integration::{RunOptions, Runtime, Tool};
+use anyhow::{Context, Result};
+use crab_integration::{BUSYBOX, RunOptions, Runtime, Sandbox, Testbed, Tool};
+
+use crate::calls::Calls;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
 const BOTH: [Runtime; 2] = [Runtime::Stock, Runtime::Crab];
+
+/// Plays a scene with an idle container of each shim, containerd's own first.
+fn under_both(mut scene: impl FnMut(Runtime, &Sandbox, &Calls) -> Result<()>) -> Result<()> {
+    let testbed = Testbed::here()?;
+    for runtime in BOTH {
+        let options = RunOptions::new().runtime(runtime);
+        let sandbox = testbed.ctr().run(BUSYBOX, options)?;
+        scene(runtime, &sandbox, &Calls::of(&sandbox)?)
+            .with_context(|| format!("{runtime:?}, {}", sandbox.id()))?;
+    }
+    Ok(())
+}
 
 fn shell(script: &str) -> RunOptions {
     RunOptions::new().args(["sh", "-c", script])

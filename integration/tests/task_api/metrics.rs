@@ -11,8 +11,9 @@ use containerd_shim_protos::{
 use crab_integration::{BUSYBOX, CgroupMode, RunOptions, Runtime, Testbed, poll};
 
 use crate::{
-    BOTH, LIMIT,
+    LIMIT,
     calls::{Calls, denied},
+    under_both,
 };
 
 /// Which fields a message has at all, its own messages included; lists by their first entry.
@@ -47,14 +48,11 @@ fn shape_of<M: MessageFull>(bytes: &[u8]) -> Result<Vec<String>> {
 fn metrics_have_the_fields_of_containerds_own() -> Result<()> {
     let testbed = Testbed::here()?;
     let mut shapes = Vec::new();
-    for runtime in BOTH {
-        let sandbox = testbed
-            .ctr()
-            .run(BUSYBOX, RunOptions::new().runtime(runtime))?;
+    under_both(|_, sandbox, calls| {
         sandbox.sh_ok(
             "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; cat /bin/busybox >/dev/null",
         )?;
-        let stats = Calls::of(&sandbox)?.stats()?.map_err(denied)?.stats;
+        let stats = calls.stats()?.map_err(denied)?.stats;
         let kind = stats
             .type_url
             .rsplit('/')
@@ -66,7 +64,8 @@ fn metrics_have_the_fields_of_containerds_own() -> Result<()> {
             CgroupMode::V2 => shape_of::<v2::Metrics>(&stats.value)?,
         };
         shapes.push((kind, shape));
-    }
+        Ok(())
+    })?;
     ensure!(shapes[0].1.len() > 3, "{shapes:?}");
     // containerd 1.7 knows no pressure, and the kernel lists I/O of devices by chance.
     for (_, shape) in &mut shapes {
