@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! A client gives a call up while the runtime still works on it, as one does whose deadline
-//! is over, or that is killed: the container must not be left between two states.
+//! A call comes while another is at work. Or a client gives one up while the runtime still works
+//! on it, as one does whose deadline is over, or that is killed: the container must not be left
+//! between two states.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, thread, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use containerd_shim_protos::{
     api::{Empty, StartRequest},
     protobuf::well_known_types::any::Any,
@@ -14,7 +15,7 @@ use containerd_shim_protos::{
 use crab_integration::{Runtime, Testbed, poll, processes};
 
 use crate::{
-    LIMIT, Scratch,
+    BOTH, LIMIT, Scratch,
     alone::{Alone, Wish, runc_options},
     calls::denied,
 };
@@ -57,23 +58,28 @@ impl HeldBack {
     }
 }
 
+/// A container whose init, or an exec of which, can be started, by a runtime that is held
+/// back then.
+fn to_be_started(testbed: &Testbed, shim: Runtime, exec: &str) -> Result<(HeldBack, Alone)> {
+    let runtime = HeldBack::new(if exec.is_empty() { "start" } else { "exec" })?;
+    let wish = Wish {
+        options: runtime.options()?,
+        ..Wish::default()
+    };
+    if exec.is_empty() {
+        return Ok((runtime, Alone::created(testbed, shim, &wish)?));
+    }
+    let alone = Alone::running(testbed, shim, &wish)?;
+    let request = alone.calls.exec_request(exec, &["sleep", "infinity"]);
+    let _: Empty = alone.calls.exec(&request)?.map_err(denied)?;
+    Ok((runtime, alone))
+}
+
 #[test]
 fn a_start_that_is_given_up_is_carried_out() -> Result<()> {
     let testbed = Testbed::here()?;
     for exec in ["", "e"] {
-        let runtime = HeldBack::new(if exec.is_empty() { "start" } else { "exec" })?;
-        let wish = Wish {
-            options: runtime.options()?,
-            ..Wish::default()
-        };
-        let alone = if exec.is_empty() {
-            Alone::created(&testbed, Runtime::Crab, &wish)?
-        } else {
-            let alone = Alone::running(&testbed, Runtime::Crab, &wish)?;
-            let request = alone.calls.exec_request(exec, &["sleep", "infinity"]);
-            let _: Empty = alone.calls.exec(&request)?.map_err(denied)?;
-            alone
-        };
+        let (runtime, alone) = to_be_started(&testbed, Runtime::Crab, exec)?;
         let request = StartRequest {
             id: alone.calls.id.clone(),
             exec_id: exec.into(),
@@ -125,6 +131,59 @@ fn a_container_whose_create_is_given_up_goes_and_its_shim_with_it() -> Result<()
             alone.calls.shutdown()?.map_err(denied)?;
             processes::wait_gone(shim, LIMIT)?;
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kill_that_comes_during_a_start_waits_for_it() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for (runtime, exec) in BOTH.into_iter().flat_map(|r| [(r, ""), (r, "e")]) {
+        let (held_back, alone) = to_be_started(&testbed, runtime, exec)?;
+        thread::scope(|scope| -> Result<()> {
+            let start = scope.spawn(|| alone.calls.start(exec));
+            let called = poll("the runtime is called", LIMIT, || {
+                Ok(held_back.was_called().then_some(()))
+            });
+            let kill = scope.spawn(|| alone.calls.kill(exec, 9, false));
+            // It comes before the start is over, or nothing is shown.
+            thread::sleep(Duration::from_millis(200));
+            held_back.let_go()?;
+            called?;
+            let [start, kill] = [
+                start.join().map(|said| said.map(|said| said.map(drop))),
+                kill.join().map(|said| said.map(|said| said.map(drop))),
+            ];
+            for (what, said) in [("Start", start), ("Kill", kill)] {
+                let said = said.map_err(|_| anyhow!("{what} panicked"))??;
+                said.map_err(denied)
+                    .with_context(|| format!("{runtime:?}: {what} {exec:?}"))?;
+            }
+            Ok(())
+        })?;
+        let end = alone.calls.wait(exec)?.map_err(denied)?;
+        ensure!(end.exit_status == 137, "{runtime:?}: {}", end.exit_status);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_exec_that_is_killed_leaves_its_container_paused() -> Result<()> {
+    let testbed = Testbed::here()?;
+    for runtime in BOTH {
+        let alone = Alone::running(&testbed, runtime, &Wish::default())?;
+        let pid = alone.calls.state("")?.map_err(denied)?.pid;
+        alone
+            .calls
+            .run("e", &["sleep", "infinity"])?
+            .map_err(denied)?;
+        alone.calls.pause()?.map_err(denied)?;
+        alone.calls.kill("e", 9, false)?.map_err(denied)?;
+        ensure!(processes::is_frozen(pid)?, "{runtime:?}: it goes on");
+        alone.calls.resume()?.map_err(denied)?;
+        let end = alone.calls.wait("e")?.map_err(denied)?;
+        ensure!(end.exit_status == 137, "{runtime:?}: {}", end.exit_status);
+        ensure!(!processes::is_frozen(pid)?, "{runtime:?}: it stands still");
     }
     Ok(())
 }

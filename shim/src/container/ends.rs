@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ends: each told once, that of the init last.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::SystemTime};
 
 use containerd_shim_protos::{events::task as events, protobuf::MessageField};
 use crab_runtime::reaper::Exit;
@@ -23,7 +23,7 @@ pub(super) struct Held {
 pub(crate) enum InitEnd {
     /// Nothing: it is known, or the process was replaced.
     None,
-    /// Its start is not told yet: to be asked again after [`Processes::begun`].
+    /// Its start is not told yet: to be asked again after [`Processes::settled`].
     TooEarly,
     /// The end: what it left is to go, then [`Processes::swept`].
     End,
@@ -41,9 +41,18 @@ impl Process {
 }
 
 impl Processes {
-    /// When the init's start is told, or has failed.
-    pub(crate) async fn begun(&self) {
-        self.begun.notified().await;
+    /// The phase of a process that nobody is just starting: while somebody is, what is asked
+    /// of the process waits, as in the Go shim.
+    pub(crate) async fn settled(&self, exec: &str) -> Result<Phase, StateError> {
+        loop {
+            let mut rung = pin!(self.settled.notified());
+            // Before the look: none is missed between them.
+            rung.as_mut().enable();
+            match self.with(exec, |p| p.phase)? {
+                Phase::Starting => rung.await,
+                phase => return Ok(phase),
+            }
+        }
     }
 
     /// The init's process has ended, or never began.
@@ -98,13 +107,8 @@ impl Processes {
         let Some(process) = table.get_mut(exec) else {
             return;
         };
-        match process.phase {
-            Phase::Stopped(..) => return,
-            Phase::Starting => {
-                process.early = Some((pid, exit));
-                return;
-            }
-            _ => {}
+        if matches!(process.phase, Phase::Stopped(..)) {
+            return;
         }
         self.tell_exit(exec, process, pid, exit);
         self.settle(&mut table);
@@ -138,9 +142,7 @@ impl Processes {
         }
         self.settle(&mut table);
         drop(table);
-        if exec == INIT {
-            self.begun.notify_one();
-        }
+        self.settled.notify_waiters();
     }
 
     /// A handle on a process's end.

@@ -52,8 +52,6 @@ pub(crate) struct Process {
     /// The OCI process specification of an exec.
     pub(crate) spec: Vec<u8>,
     ended: watch::Sender<Option<Exit>>,
-    /// An exec's exit that came before the start was told: told right after it.
-    early: Option<(i32, Exit)>,
     /// The init's exit, while others come first.
     held: Option<Held>,
 }
@@ -69,7 +67,6 @@ impl Process {
             terminal: None,
             spec: Vec::new(),
             ended: watch::Sender::new(None),
-            early: None,
             held: None,
         }
     }
@@ -80,8 +77,8 @@ pub(crate) struct Processes {
     id: String,
     table: Mutex<HashMap<String, Process>>,
     publisher: Publisher,
-    /// Rung when the init's start is told, or has failed.
-    begun: Notify,
+    /// Rung when a start is told, or has failed.
+    settled: Notify,
 }
 
 /// The key of the init in the table.
@@ -93,7 +90,7 @@ impl Processes {
             id,
             table: Mutex::default(),
             publisher,
-            begun: Notify::new(),
+            settled: Notify::new(),
         }
     }
 
@@ -221,7 +218,6 @@ impl Processes {
             return;
         };
         process.phase = Phase::Running(pid);
-        let early = process.early.take();
         let container_id = self.id.clone();
         let pid = pid as u32;
         self.publisher.publish(if exec == INIT {
@@ -239,12 +235,7 @@ impl Processes {
             })
         });
         drop(table);
-        if exec == INIT {
-            self.begun.notify_one();
-        }
-        if let Some((pid, exit)) = early {
-            self.exited(exec, pid, exit);
-        }
+        self.settled.notify_waiters();
     }
 
     /// The client of a process, for as long as there may be output for it.

@@ -118,6 +118,8 @@ pub(crate) struct Container {
     /// A capture has it frozen, or a rollback has taken its processes away: nothing
     /// can be started in it.
     pub(crate) standing_still: AtomicBool,
+    /// Held by the Delete of the container.
+    deleting: tokio::sync::Mutex<()>,
     /// The limits that a client has set since Create, as OCI JSON.
     limits: Mutex<Option<Vec<u8>>>,
 }
@@ -229,6 +231,7 @@ impl Container {
             beginning: Mutex::default(),
             turns: OnceLock::new(),
             standing_still: AtomicBool::new(false),
+            deleting: tokio::sync::Mutex::default(),
             limits: Mutex::default(),
             bundle,
             runtime,

@@ -17,7 +17,7 @@ use crate::container::{INIT, Phase, StateError};
 impl Container {
     /// Sends a signal to a process, or to all of the container.
     pub(crate) async fn kill(&self, exec: &str, signal: i32, all: bool) -> ttrpc::Result<()> {
-        let mut phase = self.processes.with(exec, |p| p.phase)?;
+        let mut phase = self.processes.settled(exec).await?;
         if matches!(phase, Phase::Replacing(_)) {
             // The process that it is for is still to come.
             drop(self.hold().await);
@@ -27,7 +27,7 @@ impl Container {
         let pid = match phase {
             // As the Go shim: an exec is something that was not started, a container
             // something that is not there.
-            Phase::Created(None) | Phase::Starting | Phase::Stopped(0, _) if exec != INIT => {
+            Phase::Created(None) | Phase::Stopped(0, _) if exec != INIT => {
                 return Err(StateError::Precondition {
                     verb: "kill",
                     id: name.into(),
@@ -35,7 +35,7 @@ impl Container {
                 }
                 .into());
             }
-            Phase::Created(None) | Phase::Starting | Phase::Stopped(..) => {
+            Phase::Created(None) | Phase::Stopped(..) => {
                 return Err(StateError::NotFound {
                     what: "running process of",
                     id: name.into(),
@@ -55,7 +55,9 @@ impl Container {
             send_signal(target, signal)
                 .map_err(|e| crate::task::refuse(ttrpc::Code::UNKNOWN, e))?;
         }
+        // As the Go shim: with an exec alone, the container stays paused.
         if signal == libc::SIGKILL
+            && exec == INIT
             && matches!(phase, Phase::Pausing(_) | Phase::Paused(_))
             && let Some(cgroup) = self.cgroup()
         {
@@ -67,6 +69,7 @@ impl Container {
 
     /// Removes a process that has ended; with the init goes the container.
     pub(crate) async fn delete(self: &Arc<Self>, exec: &str) -> ttrpc::Result<(i32, Option<Exit>)> {
+        self.processes.settled(exec).await?;
         let client = self.processes.client(exec);
         let driver = self.processes.driver_ended(exec);
         let gone = if exec == INIT {
@@ -85,6 +88,8 @@ impl Container {
     }
 
     async fn delete_container(self: &Arc<Self>) -> ttrpc::Result<(i32, Option<Exit>)> {
+        // A second one, of a client who has given the first up, finds it done.
+        let _alone = self.deleting.lock().await;
         let created = match self.processes.init()? {
             Phase::Created(pid) => pid.is_some(),
             Phase::Stopped(..) => false,
@@ -145,6 +150,8 @@ impl Container {
 
     /// New resource limits, as OCI JSON.
     pub(crate) async fn update(&self, resources: Vec<u8>) -> ttrpc::Result<()> {
+        // A rollback takes the runtime's container away for a while.
+        let _held = self.hold().await;
         let phase = self.processes.init()?;
         if matches!(phase, Phase::Stopped(..)) {
             return Err(StateError::Refused {

@@ -153,7 +153,8 @@ impl Container {
         loop {
             match self.processes.init_exited(pid, exit) {
                 InitEnd::None => return,
-                InitEnd::TooEarly => self.processes.begun().await,
+                // If it is gone by then, the next look says so.
+                InitEnd::TooEarly => drop(self.processes.settled(INIT).await),
                 InitEnd::End => break,
             }
         }
