@@ -16,7 +16,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::SystemTime,
+    time::{Instant, SystemTime},
 };
 
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
@@ -42,10 +42,18 @@ pub struct Exit {
     pub at: SystemTime,
 }
 
+/// An exit that nobody has asked for yet.
+struct Parked {
+    pid: i32,
+    exit: Exit,
+    /// When it came, by a clock that nobody sets back, as one does the other.
+    came: Instant,
+}
+
 #[derive(Default)]
 struct State {
     waiters: HashMap<i32, Vec<oneshot::Sender<Exit>>>,
-    parked: VecDeque<(i32, Exit)>,
+    parked: VecDeque<Parked>,
     children_made: u64,
 }
 
@@ -127,7 +135,8 @@ impl Reaper {
                 if state.parked.len() == PARKED {
                     state.parked.pop_front();
                 }
-                state.parked.push_back((pid, exit));
+                let came = Instant::now();
+                state.parked.push_back(Parked { pid, exit, came });
             }
         }
     }
@@ -135,15 +144,15 @@ impl Reaper {
     /// The exit of `pid`, a child of this process or about to become one,
     /// whether it is still to come or has come already; but not before `since`:
     /// that was another process, whose pid this one has now.
-    pub fn exit_of(&self, pid: i32, since: SystemTime) -> oneshot::Receiver<Exit> {
+    pub fn exit_of(&self, pid: i32, since: Instant) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
         state
             .parked
-            .retain(|(p, exit)| *p != pid || exit.at >= since);
-        if let Some(at) = state.parked.iter().position(|(p, _)| *p == pid) {
-            if let Some((_, exit)) = state.parked.remove(at) {
-                let _ = sender.send(exit);
+            .retain(|parked| parked.pid != pid || parked.came >= since);
+        if let Some(at) = state.parked.iter().position(|parked| parked.pid == pid) {
+            if let Some(parked) = state.parked.remove(at) {
+                let _ = sender.send(parked.exit);
             }
         } else {
             state.waiters.entry(pid).or_default().push(sender);
@@ -162,7 +171,7 @@ impl Reaper {
         let child = command.spawn()?;
         let pid = child.id() as i32;
         // A parked exit of an earlier process with this pid is not this one's.
-        state.parked.retain(|(p, _)| *p != pid);
+        state.parked.retain(|parked| parked.pid != pid);
         state.waiters.entry(pid).or_default().push(sender);
         state.children_made += 1;
         drop(state);
@@ -241,5 +250,28 @@ impl Reaper {
         let _ = exit.blocking_recv();
         drop(deadline);
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_is_not_older_because_the_clock_was_set_back() {
+        // Without its thread: the only exit is this one.
+        let reaper = Reaper {
+            shared: Arc::default(),
+        };
+        let since = Instant::now();
+        let exit = Exit {
+            status: 3,
+            at: SystemTime::UNIX_EPOCH,
+        };
+        reaper.deliver(7, exit);
+        assert_eq!(reaper.exit_of(7, since).try_recv(), Ok(exit));
+        reaper.deliver(7, exit);
+        let later = Instant::now() + std::time::Duration::from_secs(1);
+        assert!(reaper.exit_of(7, later).try_recv().is_err(), "another's");
     }
 }

@@ -8,7 +8,7 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -64,7 +64,7 @@ pub(crate) struct Launched {
     pub(crate) pid: i32,
     pub(crate) terminal: Option<Arc<Terminal>>,
     /// Just before: no earlier exit is this process's.
-    pub(crate) since: SystemTime,
+    pub(crate) since: Instant,
 }
 
 impl Container {
@@ -72,7 +72,7 @@ impl Container {
     /// are attached to the client's FIFOs.
     pub(crate) async fn launch(&self, client: &Arc<Client>, launch: Launch) -> Result<Launched> {
         client.connect().await?;
-        let since = SystemTime::now();
+        let since = Instant::now();
         let mut inherited = Vec::new();
         if let Launch::Restore(restore) = &launch {
             inherited = pipes::renew(&restore.images.pipes)?;
@@ -131,7 +131,7 @@ impl Container {
     }
 
     /// Tells the process table when a process ends.
-    pub(crate) fn watch_exit(self: &Arc<Self>, exec: &str, pid: i32, since: SystemTime) {
+    pub(crate) fn watch_exit(self: &Arc<Self>, exec: &str, pid: i32, since: Instant) {
         let exit = self.host.reaper.exit_of(pid, since);
         let this = self.clone();
         let exec = exec.to_string();
