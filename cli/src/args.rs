@@ -139,6 +139,13 @@ pub(crate) enum Command {
         #[arg(long)]
         exit_code: bool,
     },
+    /// Say where a turn begins and ends, and what it is
+    ///
+    /// Optional: an agent framework knows more of its turns than Crab can see. Between
+    /// `begin` and `end` nothing else ends the turn, unless everything in the sandbox has
+    /// rested for long: then whoever began it is gone.
+    #[command(subcommand)]
+    Turn(Hint),
     /// Take a checkpoint of a live sandbox now
     ///
     /// Of what has changed since the newest one, also while a turn is open. Where
@@ -187,6 +194,38 @@ pub(crate) enum Command {
     /// not on this host and need not be. Ends with 0 if nothing fails, else with
     /// 1. Changes nothing, and starts nothing that stays.
     Doctor,
+}
+
+/// A hint.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Hint {
+    /// A turn begins
+    ///
+    /// An exec that still runs, and its turn, become part of it.
+    Begin(About),
+    /// The turn that was begun is over
+    ///
+    /// Returns at once: what the turn needs is taken behind the answer.
+    End(About),
+}
+
+/// Of what a hint is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct About {
+    /// The sandbox
+    #[arg(value_name = "S")]
+    pub(crate) sandbox: String,
+    /// What `crab turns` shows beside the turn, such as tool=bash; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = entry)]
+    pub(crate) meta: Vec<(String, String)>,
+}
+
+/// An entry of a turn's metadata.
+fn entry(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("it must be NAME=VALUE".into()),
+    }
 }
 
 impl Args {

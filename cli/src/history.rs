@@ -62,6 +62,7 @@ mod tests {
             turn: TurnId(turn),
             trigger: Trigger::Exec,
             command: String::new(),
+            meta: Default::default(),
             began_ms: 0,
             ended_ms: 0,
             exit: None,

@@ -21,6 +21,8 @@ use crate::error::{CliError, Code};
 
 /// For how long a shim may take to say how it is.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// For how long a hint may wait for a capture that is under way.
+pub(crate) const HINT_TIMEOUT: Duration = Duration::from_secs(30);
 /// For how long a checkpoint or a rollback may take.
 pub(crate) const WORK_TIMEOUT: Duration = Duration::from_secs(300);
 

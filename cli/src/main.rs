@@ -28,6 +28,7 @@ mod restore;
 mod rollback;
 mod show;
 mod starter;
+mod turn;
 mod turns;
 
 use std::{
@@ -82,6 +83,7 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 };
                 return Ok((text, end));
             }
+            Command::Turn(hint) => turn::run(&context()?, hint).await?,
             Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
             Command::Rollback { sandbox, turn } => {
                 rollback::run(&context()?, &sandbox, turn).await?

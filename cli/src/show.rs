@@ -201,6 +201,9 @@ fn turn_lines(sheet: &mut Sheet, turn: &Turn) {
     let took = record.ended_ms.saturating_sub(record.began_ms);
     sheet.line("trigger", record.trigger.as_str());
     sheet.line("command", &record.command);
+    for (name, value) in &record.meta {
+        sheet.line("meta", format!("{name}={value}"));
+    }
     let began = utc(record.began_ms);
     sheet.line(
         "began",

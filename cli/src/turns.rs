@@ -61,7 +61,10 @@ impl Turn {
     /// What a reader should know of it beyond the figures.
     fn note(&self, head: Option<TurnId>) -> String {
         let record = &self.record;
-        let mut notes = Vec::new();
+        let meta = record.meta.iter();
+        let mut notes: Vec<String> = meta
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         if let Some(why) = &self.failed {
             notes.push(format!("no checkpoint: {why}"));
         } else if record.checkpoint.is_some() && !self.published {

@@ -7,6 +7,7 @@
 mod support;
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::{Arc, Mutex},
 };
@@ -26,6 +27,7 @@ struct Shim {
     state: Mutex<String>,
     refuse: Mutex<Option<(Code, String)>>,
     asked: Mutex<Vec<u64>>,
+    meta: Mutex<BTreeMap<String, String>>,
 }
 
 impl Shim {
@@ -66,6 +68,19 @@ impl sandbox_ttrpc::Sandbox for Shim {
             degraded: "files only: no criu".to_owned(),
             bytes: 2048,
             capture_us: 1500,
+            ..Default::default()
+        })
+    }
+
+    async fn begin_turn(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        req: BeginTurnRequest,
+    ) -> ttrpc::Result<TurnHinted> {
+        self.refusal()?;
+        *self.meta.lock().unwrap() = req.meta.into_iter().collect();
+        Ok(TurnHinted {
+            turn: 8,
             ..Default::default()
         })
     }
@@ -156,6 +171,34 @@ fn ps_and_turns_tell_what_lives() {
     );
     let text = alive.host.crab(&["turns", "demo"]).ok();
     assert!(text.ends_with("turn 6 is open\n"), "{text}");
+}
+
+#[test]
+fn a_hint_hands_its_metadata_on_and_names_the_turn() {
+    let alive = Alive::new();
+    let words = [
+        "turn",
+        "begin",
+        "demo",
+        "--meta",
+        "tool=bash",
+        "--meta",
+        "why=a=b",
+    ];
+    assert_eq!(
+        alive.host.crab(&words).ok(),
+        "default/demo: turn 8 is begun\n"
+    );
+    let meta = alive.shim.meta.lock().unwrap().clone();
+    let expected = [("tool", "bash"), ("why", "a=b")];
+    assert_eq!(
+        meta,
+        expected.map(|(n, v)| (n.to_owned(), v.to_owned())).into()
+    );
+    let wrong = ["turn", "begin", "demo", "--meta", "=x"];
+    alive.host.crab(&wrong).error(2);
+    alive.refuse(Code::FAILED_PRECONDITION, "checkpoints are switched off");
+    alive.host.crab(&["turn", "begin", "demo"]).error(4);
 }
 
 #[test]

@@ -76,7 +76,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 14] = [
+pub const SETTINGS: [Setting; 15] = [
     Setting {
         section: "",
         key: "store",
@@ -213,6 +213,19 @@ pub const SETTINGS: [Setting; 14] = [
         otherwise: "",
         per_sandbox: PerSandbox::UpTo(60_000),
         field: Field::Number(|config| &mut config.turns.settle_ms),
+    },
+    Setting {
+        section: "turns",
+        key: "hint_timeout_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 100,
+            max: 3_600_000,
+        },
+        what: "For how long everything in a sandbox must have rested until a turn that was begun by `crab turn begin` ends without its `end`.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(3_600_000),
+        field: Field::Number(|config| &mut config.turns.hint_timeout_ms),
     },
     Setting {
         section: "ignore",

@@ -117,6 +117,9 @@ pub struct Turns {
     /// For how long nothing must have been typed or printed before a program that waits
     /// for input ends its turn.
     pub settle_ms: u64,
+    /// For how long everything must have rested before a turn that a hint began ends
+    /// without one.
+    pub hint_timeout_ms: u64,
 }
 
 impl Default for Turns {
@@ -124,6 +127,7 @@ impl Default for Turns {
         Self {
             merge_gap_ms: 150,
             settle_ms: 100,
+            hint_timeout_ms: 30_000,
         }
     }
 }
@@ -137,6 +141,11 @@ impl Turns {
     /// `settle_ms` as a duration.
     pub fn settle(&self) -> Duration {
         Duration::from_millis(self.settle_ms)
+    }
+
+    /// `hint_timeout_ms` as a duration.
+    pub fn hint_timeout(&self) -> Duration {
+        Duration::from_millis(self.hint_timeout_ms)
     }
 }
 

@@ -4,17 +4,23 @@
 use async_trait::async_trait;
 use crab_api::{
     sandbox::{
-        CheckpointRequest, CheckpointResponse, RollbackRequest, RollbackResponse, SandboxStatus,
-        StatusRequest,
+        BeginTurnRequest, CheckpointRequest, CheckpointResponse, EndTurnRequest, RollbackRequest,
+        RollbackResponse, SandboxStatus, StatusRequest, TurnHinted,
     },
     sandbox_ttrpc::Sandbox,
 };
-use crab_store::TurnId;
+use crab_store::{MAX_META, MAX_META_NAME, MAX_META_VALUE, TurnId};
+use std::collections::HashMap;
+
 use ttrpc::{Code, r#async::TtrpcContext, error::Result};
 
 use crate::{
-    capture::micros, container::Phase, containers::Containers, sandbox::Container, task::refuse,
-    turns::Turns,
+    capture::micros,
+    container::Phase,
+    containers::Containers,
+    sandbox::Container,
+    task::refuse,
+    turns::{Meta, Turns},
 };
 
 /// The Sandbox service of one shim.
@@ -36,6 +42,30 @@ fn running(container: &Container) -> Result<()> {
             format!("the sandbox is {:?}, not running", phase.status()).to_lowercase(),
         )),
     }
+}
+
+/// What a hint says, if it is within its bounds.
+fn meta(said: HashMap<String, String>) -> Result<Meta> {
+    let refused = |why: String| Err(refuse(Code::INVALID_ARGUMENT, why));
+    if said.len() > MAX_META {
+        return refused(format!("more than {MAX_META} entries of metadata"));
+    }
+    for (name, value) in &said {
+        if name.is_empty() || name.len() > MAX_META_NAME || value.len() > MAX_META_VALUE {
+            return refused(format!(
+                "a name of metadata has 1 to {MAX_META_NAME} bytes, and a value {MAX_META_VALUE} at most"
+            ));
+        }
+    }
+    Ok(said.into_iter().collect())
+}
+
+fn hinted(turn: anyhow::Result<TurnId>) -> Result<TurnHinted> {
+    let turn = turn.map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+    Ok(TurnHinted {
+        turn: turn.0,
+        ..Default::default()
+    })
 }
 
 #[async_trait]
@@ -96,5 +126,16 @@ impl Sandbox for Control {
             took_us: micros(done.took),
             ..Default::default()
         })
+    }
+
+    async fn begin_turn(&self, _: &TtrpcContext, req: BeginTurnRequest) -> Result<TurnHinted> {
+        let container = self.containers.named(&req.id)?;
+        running(&container)?;
+        hinted(turns(&container)?.hint_begin(meta(req.meta)?).await)
+    }
+
+    async fn end_turn(&self, _: &TtrpcContext, req: EndTurnRequest) -> Result<TurnHinted> {
+        let container = self.containers.named(&req.id)?;
+        hinted(turns(&container)?.hint_end(meta(req.meta)?).await)
     }
 }

@@ -71,7 +71,8 @@ pub use pack_writer::PackWriter;
 pub use reader::ObjectReader;
 pub use record::{
     CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,
-    MAX_COMMAND, MAX_REASON, PathKind, RollbackRecord, Trigger, TurnRecord, command_line,
+    MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind, RollbackRecord,
+    Trigger, TurnRecord, command_line,
 };
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
 pub use store::{DEFAULT_ROOT, Store};

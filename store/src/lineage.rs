@@ -122,6 +122,7 @@ mod tests {
             turn: TurnId(turn),
             trigger: Trigger::Exec,
             command: String::new(),
+            meta: Default::default(),
             began_ms: 0,
             ended_ms: 0,
             exit: Some(0),

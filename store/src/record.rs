@@ -7,6 +7,8 @@
 //! default; one is never given another meaning. A reader meets the kinds that
 //! it does not know as [`JournalRecord::Unknown`].
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -22,6 +24,12 @@ pub const MAX_COMMAND: usize = 4096;
 pub const MAX_CHANGED: usize = 64;
 /// Longest of these paths, in bytes.
 pub const MAX_CHANGED_PATH: usize = 512;
+/// Most entries of a turn's metadata.
+pub const MAX_META: usize = 32;
+/// Longest name of an entry, in bytes.
+pub const MAX_META_NAME: usize = 64;
+/// Longest value of an entry, in bytes.
+pub const MAX_META_VALUE: usize = 1024;
 /// Longest reason kept, in bytes.
 pub const MAX_REASON: usize = 1024;
 
@@ -65,6 +73,11 @@ impl JournalRecord {
         match &mut self {
             Self::Turn(record) => {
                 clip_in(&mut record.command, MAX_COMMAND);
+                let meta = std::mem::take(&mut record.meta).into_iter().take(MAX_META);
+                let clipped = |(name, value): (String, String)| {
+                    (clip(&name, MAX_META_NAME), clip(&value, MAX_META_VALUE))
+                };
+                record.meta = meta.map(clipped).collect();
                 clip_in(&mut record.reason, MAX_REASON);
                 clip_reason(&mut record.unobserved);
                 clip_reason(&mut record.degraded);
@@ -91,6 +104,8 @@ pub enum Trigger {
     Exec,
     /// Bytes to an attached stdin.
     Stdin,
+    /// A hint of whoever drives the agent.
+    Hint,
     /// Somebody asked for a checkpoint.
     Manual,
     /// One that this version does not know.
@@ -105,6 +120,7 @@ impl Trigger {
             Self::Start => "start",
             Self::Exec => "exec",
             Self::Stdin => "stdin",
+            Self::Hint => "hint",
             Self::Manual => "manual",
             Self::Other => "other",
         }
@@ -118,8 +134,12 @@ pub struct TurnRecord {
     pub turn: TurnId,
     /// What opened it.
     pub trigger: Trigger,
-    /// The command of its first exec, see [`command_line`].
+    /// The command of its first exec, or of the program that was told something, see
+    /// [`command_line`].
     pub command: String,
+    /// What hints said of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub meta: BTreeMap<String, String>,
     /// When it was opened, in milliseconds since the Unix epoch.
     pub began_ms: u64,
     /// When it was over.
@@ -288,6 +308,27 @@ mod tests {
             r"sh -c 'echo '\''a'\'' > b' ''"
         );
         assert_eq!(command_line(&["x".repeat(10_000)]).len(), MAX_COMMAND);
+    }
+
+    #[test]
+    fn metadata_is_kept_within_bounds_and_a_record_without_any_is_as_ever() {
+        let text = r#"{"record":"turn","turn":1,"trigger":"hint","command":"","began_ms":0,
+            "ended_ms":0,"exit":null,"class":"none","reason":"","checkpoint":null}"#;
+        let JournalRecord::Turn(mut record) = serde_json::from_str(text).unwrap() else {
+            panic!("it is a turn");
+        };
+        assert_eq!((record.trigger, record.meta.len()), (Trigger::Hint, 0));
+        assert!(!serde_json::to_string(&record).unwrap().contains("meta"));
+        let entry = |n| (format!("{n}{}", "k".repeat(99)), "v".repeat(9999));
+        record.meta = (100..200).map(entry).collect();
+        let JournalRecord::Turn(record) = JournalRecord::Turn(record).bounded() else {
+            panic!("it is a turn");
+        };
+        assert_eq!(record.meta.len(), MAX_META);
+        let within = |(name, value): (&String, &String)| {
+            name.len() <= MAX_META_NAME && value.len() <= MAX_META_VALUE
+        };
+        assert!(record.meta.iter().all(within));
     }
 
     #[test]

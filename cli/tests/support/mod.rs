@@ -180,6 +180,7 @@ pub(crate) fn turn_record(turn: u64, command: &str, class: Class) -> TurnRecord 
         turn: TurnId(turn),
         trigger,
         command: command.to_owned(),
+        meta: Default::default(),
         began_ms: 1_700_000_000_000 + turn * 1000,
         ended_ms: 1_700_000_000_250 + turn * 1000,
         exit: (turn > 0).then_some(0),

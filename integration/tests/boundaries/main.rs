@@ -4,4 +4,5 @@
 
 mod driving;
 mod execs;
+mod hints;
 mod stdin;

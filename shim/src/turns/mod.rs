@@ -7,7 +7,7 @@
 //! ```
 //! What happens in the gap is said in [`closing`]. A turn that was opened by bytes to a
 //! stdin, or by a program that lives on, ends when that one waits to be told more: see
-//! [`stdin`].
+//! [`stdin`]. Whoever drives the agent may say both ([`hint`]), which goes before all else.
 //!
 //! While a boundary is being looked at, or a rollback is under way, messages wait:
 //! that is the gate. A begin that waits longer than the configured limit goes on
@@ -20,6 +20,7 @@
 
 mod begin;
 mod closing;
+mod hint;
 mod quiescence;
 mod record;
 mod rollback;
@@ -39,6 +40,7 @@ use tokio::{
     time::timeout,
 };
 
+pub(crate) use self::hint::Meta;
 use self::task::Task;
 use crate::{history::Beginning, sandbox::Container, tracer::Tracer};
 
@@ -103,6 +105,15 @@ enum Message {
     Hold {
         granted: oneshot::Sender<()>,
         release: oneshot::Receiver<()>,
+    },
+    HintBegin {
+        meta: Meta,
+        at: Instant,
+        reply: oneshot::Sender<Result<TurnId>>,
+    },
+    HintEnd {
+        meta: Meta,
+        reply: oneshot::Sender<Result<TurnId>>,
     },
     Checkpoint(oneshot::Sender<Result<Checkpointed>>),
     Rollback(TurnId, oneshot::Sender<Result<RolledBack>>),
@@ -254,6 +265,18 @@ impl Turns {
         self.send(Message::Hold { granted, release });
         let _ = wait.await;
         held
+    }
+
+    /// Whoever drives the agent says that a turn begins.
+    pub(crate) async fn hint_begin(&self, meta: Meta) -> Result<TurnId> {
+        let at = Instant::now();
+        self.ask(|reply| Message::HintBegin { meta, at, reply })
+            .await
+    }
+
+    /// And that it is over.
+    pub(crate) async fn hint_end(&self, meta: Meta) -> Result<TurnId> {
+        self.ask(|reply| Message::HintEnd { meta, reply }).await
     }
 
     /// Takes a checkpoint now, if anything has changed.

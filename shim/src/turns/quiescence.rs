@@ -9,6 +9,8 @@
 //!             yes, and the same at the next look, with nothing done in between   --> over
 //!             no, and it has been so for very long: it was left in the background --> over
 //! ```
+//! A turn that a hint began needs nobody who reads, but a long rest.
+//!
 //! A snapshot may fall into the moment in which all are asleep between two steps of a
 //! pipeline, so rest takes two. The time between looks grows with the turn: what took a
 //! second is not delayed by more than a twentieth of that, and what takes an hour costs two
@@ -58,11 +60,20 @@ pub(super) enum Verdict {
     Again(Duration),
 }
 
+/// What ends a turn of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// Who was told something waits to be told more.
+    Told { patience: Duration },
+    /// Everything has rested for so long.
+    Rest(Duration),
+}
+
 /// A turn that may end while its programs live.
 #[derive(Debug)]
 pub(super) struct Quiescence {
     began: Instant,
-    settle: Duration,
+    rule: Rule,
     before: Before,
     /// When all were first found at rest, and how far they had run.
     rested: Option<(Instant, Progress)>,
@@ -121,59 +132,76 @@ impl Before {
 
 impl Quiescence {
     pub(super) fn new(began: Instant, settle: Duration, before: Before) -> Self {
+        let patience = settle * PATIENCE;
+        Self::by(Rule::Told { patience }, began, before)
+    }
+
+    /// Of a turn that a hint began and none may come to end.
+    pub(super) fn of_hint(began: Instant, timeout: Duration, before: Before) -> Self {
+        Self::by(Rule::Rest(timeout), began, before)
+    }
+
+    fn by(rule: Rule, began: Instant, before: Before) -> Self {
         Self {
             began,
-            settle,
+            rule,
             before,
             rested: None,
             waiting: None,
         }
     }
 
-    /// For how long others may run beside one who waits for input.
-    pub(super) fn patience(&self) -> Duration {
-        self.settle * PATIENCE
+    /// For how long others may run, or print, beside one who waits for input; nothing if
+    /// that does not matter.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        match self.rule {
+            Rule::Told { patience } => Some(patience),
+            Rule::Rest(_) => None,
+        }
     }
 
     /// What a look means; `is_quiet`: nothing was typed or printed for the settle time.
     pub(super) fn looked(&mut self, now: Instant, seen: &[Seen], is_quiet: bool) -> Verdict {
-        if !seen.iter().any(|process| process.reads) {
-            self.rested = None;
-            self.waiting = None;
-            return Verdict::Again(self.pause(now));
-        }
-        let since = *self.waiting.get_or_insert(now);
+        let rest_for = match self.rule {
+            Rule::Rest(rest_for) => rest_for,
+            Rule::Told { .. } if seen.iter().any(|process| process.reads) => CONFIRM,
+            Rule::Told { .. } => {
+                self.rested = None;
+                self.waiting = None;
+                return Verdict::Again(self.pause(now));
+            }
+        };
+        let waiting = now.duration_since(*self.waiting.get_or_insert(now));
+        let is_over = self.patience().is_some_and(|patience| waiting >= patience);
         let by_pid: BTreeMap<i32, &Seen> = seen.iter().map(|p| (p.pid, p)).collect();
-        let mut of_turn = seen
+        let of_turn: Vec<&Seen> = seen
             .iter()
             .filter(|process| !self.before.covers(process, &by_pid))
-            .peekable();
-        let is_busy = of_turn
-            .clone()
-            .any(|process| process.runs || process.is_job);
-        let progress: Progress = of_turn.by_ref().map(|p| (key(p), p.progress)).collect();
-        if is_quiet && !is_busy {
-            match &self.rested {
-                Some((since, before)) if *before == progress => return Verdict::Over(*since),
-                Some(_) => {
-                    // Somebody wakes up ever so often.
-                    self.rested = Some((now, progress));
-                    if now.duration_since(since) < self.patience() {
-                        return Verdict::Again(self.pause(now));
-                    }
-                }
-                None => {
-                    self.rested = Some((now, progress));
-                    return Verdict::Again(CONFIRM);
-                }
-            }
-        } else {
+            .collect();
+        let is_busy = of_turn.iter().any(|process| process.runs || process.is_job);
+        if !is_quiet || is_busy {
             self.rested = None;
+            if is_over {
+                return Verdict::Over(now);
+            }
+            return Verdict::Again(self.pause(now));
         }
-        if now.duration_since(since) >= self.patience() {
-            return Verdict::Over(now);
-        }
-        Verdict::Again(self.pause(now))
+        let progress = of_turn.iter().map(|p| (key(p), p.progress)).collect();
+        let pause = match &self.rested {
+            Some((since, before)) if *before == progress => {
+                let rested = now.duration_since(*since);
+                if rested >= rest_for {
+                    return Verdict::Over(*since);
+                }
+                return Verdict::Again(rest_for - rested);
+            }
+            // Somebody wakes up ever so often.
+            Some((since, _)) if is_over => return Verdict::Over(*since),
+            Some(_) => rest_for.max(self.pause(now)),
+            None => rest_for,
+        };
+        self.rested = Some((now, progress));
+        Verdict::Again(pause)
     }
 
     fn pause(&self, now: Instant) -> Duration {
@@ -320,7 +348,7 @@ mod tests {
             let verdict = turn.looked(t + SETTLE, &look, quiet);
             assert!(matches!(verdict, Verdict::Again(_)));
         }
-        let late = t + SETTLE + turn.patience();
+        let late = t + SETTLE + turn.patience().unwrap();
         assert_eq!(turn.looked(late, &look, false), Verdict::Over(late));
     }
 
@@ -355,6 +383,24 @@ mod tests {
             turn.looked(now + ms(210), &done, true),
             Verdict::Over(now + ms(200))
         );
+    }
+
+    #[test]
+    fn a_turn_of_a_hint_ends_after_a_long_rest_whoever_reads_and_not_while_work_goes_on() {
+        let t = Instant::now();
+        let timeout = Duration::from_secs(30);
+        let mut turn = Quiescence::of_hint(t, timeout, Before::Start(0));
+        for second in [30, 60, 600] {
+            let verdict = turn.looked(t + ms(1000 * second), &[running(2, 0)], true);
+            assert_eq!(verdict, Verdict::Again(LATEST), "{second}");
+        }
+        let done = t + ms(601_000);
+        let look = [reading(1, 1)];
+        assert_eq!(turn.looked(done, &look, true), Verdict::Again(timeout));
+        let half = turn.looked(done + timeout / 2, &look, true);
+        assert_eq!(half, Verdict::Again(timeout / 2));
+        let late = done + timeout;
+        assert_eq!(turn.looked(late, &look, true), Verdict::Over(done));
     }
 
     #[test]

@@ -94,15 +94,20 @@ impl Task {
     pub(super) fn watch_for_rest(&mut self, before: Before) {
         let Some(open) = &self.open else { return };
         self.let_pass(open, true);
-        let now = Instant::now();
-        let next = now + self.settle_time();
-        match &mut self.watching {
-            Some(watching) => watching.next = next,
-            None => {
-                let quiescence = Quiescence::new(now, self.settle_time(), before);
-                self.watching = Some(Watching { quiescence, next });
-            }
+        if open.hinted {
+            return;
         }
+        let (now, settle) = (Instant::now(), self.settle_time());
+        match &mut self.watching {
+            Some(watching) => watching.next = now + settle,
+            None => self.watch(Quiescence::new(now, settle, before), settle),
+        }
+    }
+
+    /// Looks for the first time after so long.
+    pub(super) fn watch(&mut self, quiescence: Quiescence, first: Duration) {
+        let next = Instant::now() + first;
+        self.watching = Some(Watching { quiescence, next });
     }
 
     /// The processes now; nothing if they cannot be looked at.
@@ -144,15 +149,12 @@ impl Task {
         let activities: Vec<&Activity> = clients.iter().map(|it| &**it.activity()).collect();
         let mut stdins = Vec::new();
         let mut later = false;
+        let mut never = false;
         for client in &clients {
             match client.drive() {
                 Drive::By(stdin) => stdins.push(stdin),
                 Drive::NotYet => later = true,
-                Drive::Never => {
-                    // It holds the turn open until it ends.
-                    self.watching = None;
-                    return;
-                }
+                Drive::Never => never = true,
             }
         }
         let settle = self.settle_time();
@@ -160,19 +162,25 @@ impl Task {
             return;
         };
         let now = Instant::now();
-        if later {
-            watching.next = now + settle;
-            return;
-        }
         let told = activities.iter().filter_map(|it| it.last_input()).max();
         let printed = activities.iter().filter_map(|it| it.last_output()).max();
         let quiet_from = told.max(printed).map_or(now, |last| last + settle);
         let is_quiet = quiet_from <= now;
-        let patience = watching.quiescence.patience();
-        // What prints without an end is looked at after all.
-        if !is_quiet && told.is_none_or(|told| now < told + patience) {
-            watching.next = quiet_from;
-            return;
+        if let Some(patience) = watching.quiescence.patience() {
+            if never {
+                // It holds the turn open until it ends.
+                self.watching = None;
+                return;
+            }
+            if later {
+                watching.next = now + settle;
+                return;
+            }
+            // What prints without an end is looked at after all.
+            if !is_quiet && told.is_none_or(|told| now < told + patience) {
+                watching.next = quiet_from;
+                return;
+            }
         }
         let seen = self.look(stdins).await;
         let Some(watching) = &mut self.watching else {
@@ -183,7 +191,9 @@ impl Task {
             watching.next = now + LOOK_LIMIT;
             return;
         };
-        match watching.quiescence.looked(now, &seen, is_quiet) {
+        // While an exec goes on, somebody waits for its end.
+        let goes_on = !clients.is_empty() && !seen.iter().any(|process| process.reads);
+        match watching.quiescence.looked(now, &seen, is_quiet && !goes_on) {
             Verdict::Again(pause) => watching.next = now + pause,
             Verdict::Over(since) => {
                 // From here on whoever has something to say waits; who said it before is heard.

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    Message, Status,
+    Message, Meta, Status,
     closing::{Closing, Early},
     quiescence::{Before, Progress},
     stdin::{Watching, ticks_since_boot},
@@ -41,6 +41,10 @@ pub(super) struct Open {
     pub(super) turn: TurnId,
     pub(super) trigger: Trigger,
     pub(super) command: String,
+    /// What hints said of it.
+    pub(super) meta: Meta,
+    /// A hint has begun it, and only a hint ends it.
+    pub(super) hinted: bool,
     pub(super) began: SystemTime,
     pub(super) gate: Duration,
     /// The programs that hold it open: execs in the foreground, and whoever was told
@@ -60,6 +64,8 @@ impl Open {
             turn,
             trigger,
             command,
+            meta: Meta::new(),
+            hinted: false,
             began: SystemTime::now(),
             gate,
             holders: HashSet::new(),
@@ -106,6 +112,7 @@ impl Open {
             turn: self.turn,
             trigger: self.trigger,
             command: self.command,
+            meta: self.meta,
             began_ms: unix_ms(self.began),
             ended_ms: unix_ms(self.ended.unwrap_or_else(SystemTime::now)),
             exit: self.exit,
@@ -291,6 +298,18 @@ impl Task {
                 }
                 let _ = done.send(());
             }
+            Message::HintBegin { meta, at, reply } => {
+                let _ = reply.send(self.hint_begin(meta, at).await);
+            }
+            Message::HintEnd { meta, reply } => match self.hint_end(meta) {
+                Err(refused) => {
+                    let _ = reply.send(Err(refused));
+                }
+                Ok((turn, open)) => {
+                    let _ = reply.send(Ok(turn));
+                    self.close_now(open).await;
+                }
+            },
             Message::Checkpoint(reply) => {
                 let _ = reply.send(self.checkpoint().await);
             }
@@ -334,8 +353,11 @@ impl Task {
         let open = self.open.get_or_insert_with(|| {
             let turn = history.next;
             history.next = turn.next();
-            Open::new(turn, trigger, command, gate)
+            Open::new(turn, trigger, String::new(), gate)
         });
+        if open.command.is_empty() {
+            open.command = command;
+        }
         open.holders.insert(process);
         let turn = open.turn.0;
         self.tell(|status| {
@@ -360,6 +382,9 @@ impl Task {
             return;
         }
         open.exit = exit.map(|exit| exit.status as i32).or(open.exit);
+        if open.hinted {
+            return;
+        }
         if !open.holders.is_empty() {
             // The others may only have waited to be told more.
             self.watch_for_rest(Before::Start(ticks_since_boot()));

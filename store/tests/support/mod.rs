@@ -108,6 +108,7 @@ pub(crate) fn turn_record(turn: u64) -> TurnRecord {
         turn: TurnId(turn),
         trigger: Trigger::Exec,
         command: command_line(&["sh", "-c", "date > now"]),
+        meta: BTreeMap::new(),
         began_ms: 1_700_000_000_000,
         ended_ms: 1_700_000_000_250,
         exit: Some(0),
