@@ -7,7 +7,7 @@
 
 use std::{io, os::fd::AsFd, sync::Arc};
 
-use tokio::{net::unix::pipe, sync::watch};
+use tokio::{net::unix::pipe, sync::watch, task::consume_budget};
 
 use crate::{
     stdio::{CHUNK, Client},
@@ -88,6 +88,9 @@ impl Outlet {
     /// readable: what was written just now may not have been noticed.
     async fn deliver_rest(&mut self, fd: impl AsFd, buffer: &mut [u8]) {
         while self.client.is_some() {
+            // Who writes as fast as this reads must not keep this thread: it has the clock,
+            // too, by which the client is gone at last.
+            consume_budget().await;
             match rustix::io::read(&fd, &mut *buffer) {
                 Ok(count @ 1..) => self.deliver(&buffer[..count]).await,
                 Err(rustix::io::Errno::INTR) => {}

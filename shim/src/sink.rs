@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | none | nowhere |
 //! | a path, `fifo://<path>` | a FIFO, or a file that is there |
-//! | `file://<path>` | a file, appended to, made with its directories |
+//! | `file://<path>` | a file, appended to, made with its directories; or a FIFO that is there |
 //! | `binary://<program>?<key>=<value>` | a log driver, for stdout and stderr |
 
 use std::{
@@ -120,7 +120,8 @@ impl Sink {
                 "stderr alone cannot go to the log driver {}: name it for stdout",
                 driver.program.display()
             ),
-            Target::Path(path) if is_fifo(path) => {
+            // Else to open it would wait for a reader.
+            Target::Path(path) | Target::File(path) if is_fifo(path) => {
                 let fifo = pipe::OpenOptions::new()
                     .read_write(true)
                     .open_sender(path)
@@ -181,7 +182,7 @@ async fn open_file(path: PathBuf, create: bool) -> Result<File> {
             .open(&path)
             .with_context(|| format!("open {}", path.display()))
     };
-    // It may be anything: a FIFO without a reader, a file of a dead server.
+    // It may be anything, be it a file of a dead server.
     spawn_blocking(open).await?
 }
 
@@ -219,6 +220,27 @@ mod tests {
         );
         assert_eq!(Target::parse("file:///a%20b+c").unwrap(), file("/a b+c"));
         assert_eq!(Target::parse("file://host/x").unwrap(), file("/x"));
+    }
+
+    #[test]
+    fn a_fifo_by_any_name_is_opened_without_a_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let uri = format!("file://{}", path.display());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let opened = runtime.block_on(async {
+            let target = Target::parse(&uri).unwrap();
+            let limit = std::time::Duration::from_secs(20);
+            tokio::time::timeout(limit, Sink::open(&target)).await
+        });
+        // A thread that waits for a reader is not waited for.
+        runtime.shutdown_background();
+        assert!(matches!(opened, Ok(Ok(Sink::Pipe(_)))));
     }
 
     #[test]

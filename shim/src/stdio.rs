@@ -340,9 +340,13 @@ impl Client {
     /// CloseIO. `ctr` can say so only once its Create or Exec has been answered.
     pub(crate) fn begin_input(&self, gate: Gate) {
         if let Err(error) = self.open_input(gate) {
-            // The client is gone; its process runs on without input.
+            // The client is gone; its process runs on without input, and reads its end.
             tracing::warn!(error = %format!("{error:#}"), "no input");
             *lock(&self.input.pump) = Pump::Over;
+            if let Ok(mut sink) = self.input.sink.try_lock() {
+                // Nobody else has it while no pump runs and nothing is being attached.
+                sink.take();
+            }
         }
     }
 

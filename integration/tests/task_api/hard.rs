@@ -17,6 +17,7 @@ use serde_json::json;
 
 use crate::{
     BOTH, LIMIT, Scratch,
+    alone::{Alone, Wish},
     calls::{Calls, denied},
     shell, under_both,
 };
@@ -296,6 +297,37 @@ fn stdin_is_closed_once_and_for_all() -> Result<()> {
         calls.close_io("x")?.map_err(denied)?;
         Ok(())
     })
+}
+
+#[test]
+fn a_stdin_that_is_gone_is_at_its_end() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let wish = Wish {
+        args: &["cat"],
+        ..Wish::default()
+    };
+    let alone = Alone::start(&testbed, Runtime::Crab, &wish)?;
+    let mut request = alone.request(&wish)?;
+    request.stdin = "/no/such/fifo".into();
+    alone.calls.create(&request)?.map_err(denied)?;
+    alone.calls.start("")?.map_err(denied)?;
+    let end = alone.calls.wait("")?.map_err(denied)?;
+    assert_eq!(end.exit_status, 0);
+    Ok(())
+}
+
+#[test]
+fn output_without_a_pause_and_for_nobody_holds_up_no_delete() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let calls = Calls::of(&sandbox)?;
+    // What it leaves writes faster than one can read.
+    let script = "for n in 1 2 3 4; do yes & done";
+    calls.run("e", &["sh", "-c", script])?.map_err(denied)?;
+    calls.wait("e")?.map_err(denied)?;
+    calls.delete("e")?.map_err(denied)?;
+    calls.state("")?.map_err(denied)?;
+    Ok(())
 }
 
 #[test]
