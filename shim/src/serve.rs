@@ -10,7 +10,7 @@ use std::{
         unix::net::UnixListener,
     },
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -40,6 +40,37 @@ const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
 /// How long a shim that ends waits for its last events and answers.
 const FAREWELL: Duration = Duration::from_secs(6);
 
+/// Has the shim end.
+pub(crate) struct Dismissal {
+    /// Until it is dismissed.
+    socket: Mutex<Option<PathBuf>>,
+    rung: Notify,
+}
+
+impl Dismissal {
+    pub(crate) fn new(address: &str) -> Self {
+        let socket = address.trim_start_matches("unix://").into();
+        Self {
+            socket: Mutex::new(Some(socket)),
+            rung: Notify::new(),
+        }
+    }
+
+    /// Lets the shim go. From now on nobody finds it: the next container of this name, which
+    /// may come as soon as this is answered, gets a shim, and a socket, of its own.
+    pub(crate) fn dismiss(&self) {
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(socket) = socket.take() {
+            let _ = fs::remove_file(socket);
+        }
+        self.rung.notify_one();
+    }
+
+    async fn dismissed(&self) {
+        self.rung.notified().await;
+    }
+}
+
 /// The Task service under the names of containerd 1.x (v2) and 2.x (v3): the
 /// messages are the same.
 fn task_services(service: Arc<dyn Task + Send + Sync>) -> HashMap<String, Service> {
@@ -67,7 +98,10 @@ pub(crate) fn serve(args: &Args, config: Config, config_fault: Option<String>) -
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     let listener = UnixListener::from(listener);
-    runtime.block_on(run(args, config, config_fault, reaper, listener))
+    let served = runtime.block_on(run(args, config, config_fault, reaper, listener));
+    // Not for ever: a thread may hang in a write to a file of a dead server.
+    runtime.shutdown_timeout(FAREWELL);
+    served
 }
 
 async fn run(
@@ -92,12 +126,12 @@ async fn run(
         namespace: args.namespace.clone(),
         address: address.clone(),
     });
-    let shutdown = Arc::new(Notify::new());
+    let dismissal = Arc::new(Dismissal::new(&address));
     let containers = Containers::default();
     let task = Arc::new(TaskService {
         host: host.clone(),
         containers: containers.clone(),
-        shutdown: shutdown.clone(),
+        dismissal: dismissal.clone(),
     });
     listener.set_nonblocking(true)?;
     let mut server = Server::new()
@@ -105,12 +139,29 @@ async fn run(
         .register_service(task_services(task))
         .register_service(create_sandbox(Arc::new(Control { containers })));
     server.start().await.context("serve")?;
-    shutdown.notified().await;
+    dismissal.dismissed().await;
     // The answer to Shutdown itself still has to go out.
     let _ = timeout(FAREWELL, server.shutdown()).await;
     drop(server);
     drop(host);
     let _ = timeout(FAREWELL, sending).await;
-    let _ = fs::remove_file(address.trim_start_matches("unix://"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shim_that_was_dismissed_leaves_the_socket_of_the_next_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let _ours = UnixListener::bind(&socket).unwrap();
+        let dismissal = Dismissal::new(&format!("unix://{}", socket.display()));
+        dismissal.dismiss();
+        assert!(!socket.exists());
+        let _of_the_next = UnixListener::bind(&socket).unwrap();
+        dismissal.dismiss();
+        assert!(socket.exists());
+    }
 }

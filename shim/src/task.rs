@@ -22,7 +22,7 @@ use containerd_shim_protos::{
     shim_async::Task,
 };
 use serde_json::Value;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use ttrpc::{
     Code,
     r#async::TtrpcContext,
@@ -33,6 +33,7 @@ use crate::{
     container::{INIT, Phase, Process, StateError, exited_at},
     containers::{Containers, Reserved},
     sandbox::{Container, CreateFailure, Host},
+    serve::Dismissal,
     stdio::{Client, Owner, StdioPaths},
 };
 
@@ -62,8 +63,7 @@ impl From<StateError> for Error {
 pub(crate) struct TaskService {
     pub(crate) host: Arc<Host>,
     pub(crate) containers: Containers,
-    /// Rung when containerd lets the shim go.
-    pub(crate) shutdown: Arc<Notify>,
+    pub(crate) dismissal: Arc<Dismissal>,
 }
 
 fn paths(stdin: String, stdout: String, stderr: String, terminal: bool) -> StdioPaths {
@@ -103,7 +103,7 @@ impl TaskService {
         answer: oneshot::Sender<std::result::Result<Arc<Container>, CreateFailure>>,
     ) -> impl Future<Output = ()> + Send + use<> {
         let (host, containers) = (self.host.clone(), self.containers.clone());
-        let shutdown = self.shutdown.clone();
+        let dismissal = self.dismissal.clone();
         async move {
             match Container::create(&host, req).await {
                 Ok(container) if answer.is_closed() => {
@@ -123,7 +123,7 @@ impl TaskService {
                 }
             }
             if containers.should_go() {
-                shutdown.notify_one();
+                dismissal.dismiss();
             }
         }
     }
@@ -380,7 +380,7 @@ impl Task for TaskService {
     async fn shutdown(&self, _: &TtrpcContext, _: ShutdownRequest) -> Result<Empty> {
         // A shim that still has a container stays.
         if self.containers.may_go() {
-            self.shutdown.notify_one();
+            self.dismissal.dismiss();
         }
         Ok(Empty::new())
     }
