@@ -29,8 +29,9 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg,
+    socket_with,
 };
 
 /// The longest path that is asked for: the kernel's own limit.
@@ -115,7 +116,7 @@ impl From<&Metadata> for Identity {
 /// When nobody does, when there is no answer within `limit`, or with the reason why there
 /// is no copy.
 pub fn borrow(socket: &Path, program: &Path, limit: Duration) -> io::Result<(Identity, OwnedFd)> {
-    let mut stream = UnixStream::connect(socket)?;
+    let mut stream = connect(socket)?;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;
     stream.write_all(program.as_os_str().as_bytes())?;
@@ -129,6 +130,16 @@ pub fn borrow(socket: &Path, program: &Path, limit: Duration) -> io::Result<(Ide
     let identity = Identity::from_bytes(&text)
         .ok_or_else(|| io::Error::other("the answer is of another version of crabd"))?;
     Ok((identity, file))
+}
+
+/// Connects, or is told at once that too many wait for a crabd that does not answer.
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(socket)?)?;
+    let stream = UnixStream::from(fd);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
@@ -248,6 +259,24 @@ mod tests {
         let _listener = UnixListener::bind(&socket).unwrap();
         let error = borrow(&socket, Path::new("/x"), Duration::from_millis(10)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn nobody_queues_for_one_that_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let kind = SocketType::STREAM;
+        let silent = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&silent, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&silent, 1).unwrap();
+        let (done, end) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            for _ in 0..4 {
+                let _ = borrow(&path, Path::new("/x"), Duration::from_millis(10));
+            }
+            done.send(()).unwrap();
+        });
+        end.recv_timeout(LIMIT).unwrap();
     }
 
     #[test]

@@ -171,8 +171,13 @@ pub(crate) fn lend(listener: UnixListener) -> io::Result<()> {
         .spawn(move || {
             let mut shelf = Shelf::default();
             for stream in listener.incoming() {
+                let failed = stream.is_err();
                 if let Err(error) = stream.and_then(|stream| shelf.serve(&stream)) {
                     warn!(%error, "a shim that asked for a program got none");
+                }
+                if failed {
+                    // No descriptor is left: the log is not to be filled with that.
+                    thread::sleep(PATIENCE);
                 }
             }
         })?;
