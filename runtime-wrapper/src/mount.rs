@@ -7,12 +7,15 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::ffi::OsStringExt,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::ffi::OsStringExt,
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::CWD,
+    fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2},
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags,
         fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount,
@@ -104,13 +107,33 @@ fn mount_long_overlay(
         fsconfig_set_flag(&context, "ro")?;
     }
     fsconfig_create(&context)?;
-    let mounted = fsmount(
-        &context,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )?;
+    let of_the_mount = [
+        (MountFlags::NOSUID, MountAttrFlags::MOUNT_ATTR_NOSUID),
+        (MountFlags::NODEV, MountAttrFlags::MOUNT_ATTR_NODEV),
+        (MountFlags::NOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (MountFlags::NOATIME, MountAttrFlags::MOUNT_ATTR_NOATIME),
+    ];
+    let attributes = of_the_mount
+        .into_iter()
+        .filter(|(flag, _)| flags.contains(*flag))
+        .fold(MountAttrFlags::empty(), |all, (_, one)| all | one);
+    let mounted = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     let whole = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     Ok(move_mount(&mounted, "", CWD, target, whole)?)
+}
+
+/// A place below a root whose links are an image's, and are followed as a process in that
+/// root would: never out of it (containerd's `fs.RootPath`).
+fn place(root: &Path, target: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = open(root, flags | OFlags::DIRECTORY, Mode::empty())?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(&root, target, flags, Mode::empty(), resolve)?)
+}
+
+/// The path of what is open here.
+fn descriptor(place: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", place.as_raw_fd()).into()
 }
 
 fn unmapped() -> io::Error {
@@ -134,25 +157,27 @@ pub fn mount_request(request: &MountRequest, root: &Path) -> Result<(), MountErr
         // containerd's own option for idmapped layers; the kernel knows none of that name.
         return Err(MountError::new("mount", &target, unmapped()));
     }
+    let find = || match request.target.as_str() {
+        "" => Ok((target.clone(), None)),
+        below => place(root, below)
+            .map(|place| (descriptor(&place), Some(place)))
+            .map_err(|e| MountError::new("find", &target, e)),
+    };
+    let (at, _open) = find()?;
     let bind = flags.contains(MountFlags::BIND);
     if request.kind == "overlay" && data.iter().map(|o| o.len() + 1).sum::<usize>() >= PAGE {
-        return mount_long_overlay(request, flags, &data, &target)
+        return mount_long_overlay(request, flags, &data, &at)
             .map_err(|e| MountError::new("mount", &target, e));
     }
     let data = std::ffi::CString::new(data.join(","))
         .map_err(|e| MountError::new("mount", &target, io::Error::other(e)))?;
     let kind = if bind { "" } else { request.kind.as_str() };
-    mount(
-        request.source.as_str(),
-        &target,
-        kind,
-        flags,
-        data.as_c_str(),
-    )
-    .map_err(|e| MountError::new("mount", &target, e))?;
+    mount(request.source.as_str(), &at, kind, flags, data.as_c_str())
+        .map_err(|e| MountError::new("mount", &target, e))?;
     if bind && flags.contains(MountFlags::RDONLY) {
         // A bind ignores every flag but the recursion at first (mount(2)).
-        rustix::mount::mount_remount(&target, flags, c"")
+        let (at, _open) = find()?;
+        rustix::mount::mount_remount(&at, flags, c"")
             .map_err(|e| MountError::new("make read-only", &target, e))?;
     }
     Ok(())
@@ -339,6 +364,25 @@ mod tests {
         let error = mount_request(&request, Path::new("/nowhere")).unwrap_err();
         assert!(error.to_string().starts_with("mount /nowhere: layers"));
         assert!(error.to_string().contains("hostUsers: true"));
+    }
+
+    #[test]
+    fn links_of_an_image_lead_nowhere_out_of_its_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("etc/x")).unwrap();
+        std::os::unix::fs::symlink("/etc", root.join("absolute")).unwrap();
+        std::os::unix::fs::symlink("../../../etc", root.join("up")).unwrap();
+        for target in ["/absolute/x", "up/x", "/etc/x", "../etc/x"] {
+            let place = place(&root, target).unwrap();
+            let found = fs::read_link(descriptor(&place)).unwrap();
+            assert_eq!(
+                found,
+                root.canonicalize().unwrap().join("etc/x"),
+                "{target}"
+            );
+        }
+        assert!(place(&root, "/absolute/passwd").is_err());
     }
 
     #[test]
