@@ -10,6 +10,7 @@
 //!   processes matter and whether they ran, [`waits`] whether they wait to be told more.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
 //!   process half.
+//! * [`foreign`] reads what may be anything.
 //! * [`netns`] and [`mount`] keep what must outlive the container's processes.
 //!
 //! Nothing here decides when to checkpoint: that is the shim's.
@@ -22,6 +23,7 @@ pub mod criu;
 mod deadline;
 pub mod driver;
 pub mod files;
+pub mod foreign;
 pub mod hooks;
 pub mod mount;
 pub mod netns;

@@ -22,6 +22,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use crab_runtime::{
+    foreign,
     oci::inherited_fd,
     procs::{Set, descriptors},
 };
@@ -82,6 +83,8 @@ pub(crate) fn shared_with(set: &Set, init: i32) -> Vec<SharedPipe> {
 
 /// The runtime's list in an image directory.
 const DESCRIPTORS: &str = "descriptors.json";
+/// The largest list that is read, in bytes; a usual one has some hundred.
+const LIST_MAX: usize = 1 << 20;
 
 /// Names the pipes to the runtime, in an image directory that is about to be
 /// restored from.
@@ -90,7 +93,8 @@ pub(crate) fn announce(shared: &[SharedPipe], images: &Path) -> Result<()> {
         return Ok(());
     }
     let path = images.join(DESCRIPTORS);
-    let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let text =
+        foreign::read(&path, LIST_MAX).with_context(|| format!("read {}", path.display()))?;
     // It may be a link to what is the client's.
     fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
     let mut names: Vec<String> =
@@ -119,7 +123,7 @@ pub(crate) fn note(shared: &[SharedPipe], images: &Path) -> Result<()> {
 
 /// The pipes that an image notes. It may be another shim's, or a newer Crab's.
 pub(crate) fn noted(images: &Path) -> Vec<SharedPipe> {
-    let note = fs::read(images.join(NOTE)).ok();
+    let note = foreign::read(&images.join(NOTE), LIST_MAX).ok();
     note.and_then(|text| serde_json::from_slice(&text).ok())
         .unwrap_or_default()
 }

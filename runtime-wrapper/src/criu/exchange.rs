@@ -21,6 +21,7 @@ use std::{
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{ImageError, TIMENS, io_error};
+use crate::foreign::read_start;
 
 /// The key by which runc and crun tell CRIU of the network namespace.
 const NETNS_KEY: &[u8] = b"extRootNetNS";
@@ -149,7 +150,7 @@ fn malformed(path: &Path) -> ImageError {
 
 /// The first message in an image; an empty one if there is none.
 fn first_record(path: &Path, magic: u32) -> Result<Vec<u8>, ImageError> {
-    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    let bytes = read_start(path, 12 + MAX_RECORD).map_err(io_error("read", path))?;
     let word = |at: usize| -> Option<u32> {
         let word = bytes.get(at..at + 4)?;
         Some(u32::from_le_bytes(word.try_into().ok()?))
