@@ -8,7 +8,8 @@
 //! undo:     unmount, rename both back, mount
 //! ```
 //! A crash at any instant leaves two whole directories, one of them at the place
-//! that the client's mount names.
+//! that the client's mount names. The old one is removed by *keep* alone: whatever else
+//! fails, it comes back, or stays where it is.
 
 use std::{
     fs,
@@ -28,6 +29,8 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 pub(crate) struct Replacement {
     overlay: OverlayMount,
     fresh: PathBuf,
+    /// The directory at `fresh` is the old one, which may be wanted again.
+    holds_old: bool,
 }
 
 /// Both exchanged; the old one is still there.
@@ -54,6 +57,7 @@ impl Replacement {
         let replacement = Self {
             overlay: overlay.clone(),
             fresh,
+            holds_old: false,
         };
         build(tree, reader, &replacement.fresh, Durability::WriteBack)?;
         Ok(replacement)
@@ -63,7 +67,7 @@ impl Replacement {
     /// If that fails, the old one is mounted again.
     pub(crate) fn exchange(self, rootfs: &Path) -> Result<Exchanged> {
         unmount_strict(rootfs)?;
-        let exchanged = Exchanged {
+        let mut exchanged = Exchanged {
             replacement: self,
             rootfs: rootfs.to_path_buf(),
         };
@@ -81,7 +85,10 @@ impl Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        // The new one if it was never used, the old one if it was.
+        if self.holds_old {
+            tracing::error!(path = %self.fresh.display(), "the old files could not be put back, and are here");
+            return;
+        }
         if let Err(error) = remove_tree(&self.fresh) {
             tracing::warn!(path = %self.fresh.display(), %error, "cannot remove");
         }
@@ -89,10 +96,12 @@ impl Drop for Replacement {
 }
 
 impl Exchanged {
-    fn swap(&self) -> Result<()> {
+    fn swap(&mut self) -> Result<()> {
         let (upper, fresh) = (&self.replacement.overlay.upper, &self.replacement.fresh);
         renameat_with(CWD, upper, CWD, fresh, RenameFlags::EXCHANGE)
-            .with_context(|| format!("exchange {} and {}", upper.display(), fresh.display()))
+            .with_context(|| format!("exchange {} and {}", upper.display(), fresh.display()))?;
+        self.replacement.holds_old = !self.replacement.holds_old;
+        Ok(())
     }
 
     fn mount(&self) -> Result<()> {
@@ -103,14 +112,98 @@ impl Exchanged {
     }
 
     /// The new files stay.
-    pub(crate) fn keep(self) {
-        drop(self.replacement);
+    pub(crate) fn keep(mut self) {
+        self.replacement.holds_old = false;
     }
 
     /// The old files come back. Nothing of the container may run.
-    pub(crate) fn undo(self) -> Result<()> {
+    pub(crate) fn undo(mut self) -> Result<()> {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> Result<()> {
         unmount_all(&self.rootfs)?;
         self.swap()?;
         self.mount()
+    }
+}
+
+impl Drop for Exchanged {
+    /// Neither kept nor undone, or not with success: something else failed first.
+    fn drop(&mut self) {
+        if self.replacement.holds_old
+            && let Err(error) = self.put_back()
+        {
+            tracing::error!(error = %format!("{error:#}"), "the old files are not in place");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use rustix::mount::MountFlags;
+
+    use super::*;
+
+    /// Two directories that were exchanged; that nothing can be mounted does not matter.
+    fn exchanged(dir: &Path, rootfs: PathBuf) -> Exchanged {
+        let (upper, fresh) = (dir.join("upper"), dir.join("upper.crab-new"));
+        for (path, file) in [(&upper, "old"), (&fresh, "new")] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join(file), "").unwrap();
+        }
+        let overlay = OverlayMount {
+            mount_point: rootfs.clone(),
+            dev: 0,
+            upper,
+            work: dir.join("work"),
+            lowers: Vec::new(),
+            data_lowers: Vec::new(),
+            user_xattr: false,
+            source: OsString::new(),
+            flags: MountFlags::empty(),
+            options: Vec::new(),
+            base: None,
+        };
+        let replacement = Replacement {
+            overlay,
+            fresh,
+            holds_old: false,
+        };
+        let mut exchanged = Exchanged {
+            replacement,
+            rootfs,
+        };
+        exchanged.swap().unwrap();
+        assert!(dir.join("upper/new").exists());
+        exchanged
+    }
+
+    #[test]
+    fn what_is_neither_kept_nor_undone_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(exchanged(dir.path(), dir.path().join("root")));
+        assert!(dir.path().join("upper/old").exists());
+        assert!(!dir.path().join("upper.crab-new").exists());
+    }
+
+    #[test]
+    fn old_files_that_cannot_be_put_back_are_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        // What is below a file cannot be unmounted.
+        fs::write(dir.path().join("file"), "").unwrap();
+        let undone = exchanged(dir.path(), dir.path().join("file/root")).undo();
+        assert!(undone.is_err());
+        assert!(dir.path().join("upper.crab-new/old").exists());
+    }
+
+    #[test]
+    fn what_is_kept_leaves_nothing_of_the_old() {
+        let dir = tempfile::tempdir().unwrap();
+        exchanged(dir.path(), dir.path().join("root")).keep();
+        assert!(dir.path().join("upper/new").exists());
+        assert!(!dir.path().join("upper.crab-new").exists());
     }
 }
