@@ -34,7 +34,7 @@ pub(crate) fn lines(sheet: &mut Sheet, record: &TurnRecord) {
         sheet.line("listens", line);
     }
     for (what, number) in &effects.external {
-        sheet.line("went out", format!("{what}: {number}"));
+        sheet.line("went out", went_out(what, *number));
     }
     for by in &effects.ignored {
         sheet.line("ignored", ignored(by, record.class));
@@ -93,6 +93,16 @@ fn process(changed: &ChangedProcess) -> String {
     };
     let pid = changed.pid.map(|pid| format!("{pid} ")).unwrap_or_default();
     format!("{sign} {pid}{}: {}", changed.comm, changed.cmdline)
+}
+
+/// What no rollback undoes.
+fn went_out(what: &str, number: u64) -> String {
+    match what {
+        "connected" => count(number, "connection begun", "connections begun"),
+        "listened" => count(number, "socket listened at", "sockets listened at"),
+        "sent_bytes" => format!("{} sent", size(number)),
+        other => format!("{other}: {number}"),
+    }
 }
 
 fn ignored(by: &IgnoredBy, class: Class) -> String {

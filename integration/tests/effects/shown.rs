@@ -3,7 +3,7 @@
 //! `crab show` names what a person cares about.
 
 use anyhow::{Result, ensure};
-use crab_integration::{DEBIAN, RunOptions, Testbed};
+use crab_integration::{DEBIAN, RunOptions, Testbed, Tool};
 use crab_store::Class;
 use serde_json::Value;
 
@@ -52,6 +52,35 @@ fn a_server_that_a_turn_leaves_is_told_with_where_it_listens() -> Result<()> {
             "{show}"
         );
     }
+    Ok(())
+}
+
+/// Two names for one end, so that a network is there that nobody else has.
+const NETWORK: &str = "ip link add v0 type veth peer name v1 && ip addr add 10.9.9.1/24 dev v0 && \
+     ip link set v0 up && ip link set v1 up";
+
+#[test]
+fn what_goes_out_is_told_although_nothing_is_left_of_it() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
+    let pid = sandbox.pid()?.to_string();
+    Tool::new("nsenter")
+        .args(["-t", &pid, "-n", "sh", "-c", NETWORK])
+        .run()?
+        .ok()?;
+    let turn = crab.turn_of(&sandbox, Class::None, "true")?;
+    ensure!(turn.record.effects.external.is_empty(), "{:?}", turn.record);
+    let send = "python3 -c 'import socket; \
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b\"x\" * 1000, (\"10.9.9.2\", 9)); \
+         c = socket.socket(); c.setblocking(False); c.connect_ex((\"10.9.9.2\", 9))'";
+    let turn = crab.turn_of(&sandbox, Class::None, send)?;
+    let external = &turn.record.effects.external;
+    ensure!(external.get("sent_bytes") == Some(&1000), "{external:?}");
+    ensure!(external.get("connected") == Some(&1), "{external:?}");
+    let text = crab.run(&["show", &sandbox.sandbox_id(), &turn.number().to_string()])?;
+    let text = text.ok()?.stdout;
+    ensure!(text.contains("went out    1 connection begun\n"), "{text}");
     Ok(())
 }
 

@@ -93,6 +93,12 @@ impl Capture {
         Ok(())
     }
 
+    /// After a restore by CRIU: which processes there are.
+    pub(crate) fn note_restored(&mut self) -> Result<()> {
+        self.captured = Some(self.processes()?);
+        Ok(())
+    }
+
     /// After a restore by CRIU: the processes are as in the image, if all are in its
     /// places. What one has done before the sandbox was watched again, milliseconds after
     /// it was resumed, is not known.

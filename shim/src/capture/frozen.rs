@@ -132,7 +132,7 @@ impl Capture {
         let frozen_us = micros(frozen.thaw()?);
         drop(still);
         let capture_us = micros(capture.elapsed());
-        let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored);
+        let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
         self.record(&look.half, last, &places, thawed.as_ref())?;
         self.base = base;
         let processes = match (&look.half, half.image) {
@@ -190,6 +190,9 @@ impl Capture {
         places: &Places,
         epoch: Option<&Epoch>,
     ) -> Result<()> {
+        if *half != ProcessHalf::Unchanged {
+            self.captured = Some(frozen.clone());
+        }
         match half {
             ProcessHalf::Gone(_) => {
                 self.some_processes = !frozen.is_empty();

@@ -14,6 +14,7 @@ use super::{Capture, Taken};
 pub(crate) struct Mark {
     base: Option<Effects>,
     baseline: Option<Set>,
+    captured: Option<Set>,
     some_processes: bool,
     unseen: bool,
     reread: bool,
@@ -28,6 +29,7 @@ impl Capture {
         let mark = Mark {
             base: self.base.clone(),
             baseline: self.baseline.clone(),
+            captured: self.captured.clone(),
             some_processes: self.some_processes,
             unseen: self.unseen,
             reread: self.reread,
@@ -43,6 +45,7 @@ impl Capture {
     pub(crate) fn go_back(&mut self, mark: Mark) {
         self.base = mark.base;
         self.baseline = mark.baseline;
+        self.captured = mark.captured;
         self.some_processes = mark.some_processes;
         self.unseen = mark.unseen;
         self.reread = mark.reread;

@@ -73,6 +73,8 @@ pub(crate) struct Capture {
     /// The processes as of the newest capture; nothing if they were not
     /// recorded.
     pub(crate) baseline: Option<Set>,
+    /// The same, whatever they have done since: told, and nothing is decided by it.
+    pub(crate) captured: Option<Set>,
     /// The newest capture holds processes, by an image or as missing.
     pub(crate) some_processes: bool,
     /// At the newest look, a process had the means to write with no system call.
@@ -190,7 +192,8 @@ impl Capture {
         }
     }
 
-    fn nothing(&self, seen: &Seen, start: Instant) -> Taken {
+    fn nothing(&self, seen: &Seen, set: &Set, now: Option<&Effects>, start: Instant) -> Taken {
+        let effects = self.effects_of_turn(&ProcessHalf::Unchanged, set, Vec::new(), now);
         Taken {
             class: Class::None,
             reason: decide::reason(seen, 0, 0, &ProcessHalf::Unchanged),
@@ -202,7 +205,7 @@ impl Capture {
             },
             files_changed: 0,
             changed: Vec::new(),
-            effects: Default::default(),
+            effects,
             staged: None,
         }
     }

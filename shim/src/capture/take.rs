@@ -58,8 +58,10 @@ impl Capture {
         let owed = self.owed || whole && self.passed_over;
         if seen == Seen::FilesUntouched && !owed && half == ProcessHalf::Unchanged {
             self.unseen = unseen;
-            self.base = now.ok();
-            return Ok(Some(self.nothing(&seen, start)));
+            let now = now.ok();
+            let nothing = self.nothing(&seen, &set, now.as_ref(), start);
+            self.base = now;
+            return Ok(Some(nothing));
         }
         // A mapping that was made and is gone again counts, too.
         let made = match (&self.base, &now) {
@@ -140,12 +142,13 @@ impl Capture {
         let Some(roots) = staged else {
             return Ok(Err(look));
         };
-        let effects = self.effects_of_turn(&look.half, set, verdict.ignored);
+        let effects = self.effects_of_turn(&look.half, set, verdict.ignored, look.epoch.as_ref());
         self.base = look.epoch;
         self.passed_over = class == Class::None && verdict.passed_over > 0;
         let processes = match &look.half {
             ProcessHalf::Gone(_) => {
                 self.baseline = Some(set.clone());
+                self.captured = Some(set.clone());
                 self.some_processes = false;
                 StagedProcesses::None
             }

@@ -210,6 +210,7 @@ impl Task {
             keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
             base,
             baseline: None,
+            captured: None,
             some_processes: false,
             unseen: false,
             mount_table: mount_table(init),
@@ -254,6 +255,7 @@ impl Task {
                     (true, Some(processes), Some(version)) => {
                         let places = places_of(&store.reader(&version)?, processes)?;
                         capture.some_processes = true;
+                        capture.note_restored()?;
                         capture.settle_restored(&places)?;
                     }
                     // A keep-alive init leaves nothing to record; any other has just
