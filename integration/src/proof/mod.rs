@@ -34,11 +34,6 @@ pub use self::{
 };
 use crate::client::{Client, RunOptions};
 
-/// How a sandbox is in which each exec is a turn, also one that follows at once.
-pub fn options() -> RunOptions {
-    RunOptions::new().flags(["--annotation", "dev.crab.turns.merge_gap_ms=0"])
-}
-
 /// Turns of one sandbox.
 pub const TURNS_OF_A_LIFE: usize = 50;
 
@@ -84,7 +79,7 @@ impl Tally {
             0 => &["sleep", "infinity"],
             _ => &["tail", "-f", "/dev/null"],
         };
-        let mut life = Life::begin(client, options().args(init.iter().copied()))?;
+        let mut life = Life::begin(client, RunOptions::new().args(init.iter().copied()))?;
         let mut planner = Planner::new(seed);
         for _ in 0..turns {
             let plan = planner.next_turn();

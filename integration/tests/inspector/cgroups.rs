@@ -9,10 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use crab_integration::{
-    Sandbox, Testbed,
-    proof::{Life, options},
-};
+use crab_integration::{RunOptions, Sandbox, Testbed, proof::Life};
 use crab_store::Class;
 
 use crate::turn_of;
@@ -32,7 +29,7 @@ fn cgroup(sandbox: &Sandbox) -> Result<PathBuf> {
 fn a_process_in_a_child_cgroup_counts() -> Result<()> {
     let testbed = Testbed::here()?;
     for client in testbed.clients() {
-        let mut life = Life::begin(client, options())?;
+        let mut life = Life::begin(client, RunOptions::new())?;
         turn_of(&mut life, Class::Processes, "spawn one sits /root/a")?;
         let init = life.sandbox().pid()?;
         let all = life.sandbox().processes()?;

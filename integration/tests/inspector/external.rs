@@ -5,10 +5,7 @@
 use std::fs;
 
 use anyhow::Result;
-use crab_integration::{
-    Client, Testbed,
-    proof::{Life, options},
-};
+use crab_integration::{Client, RunOptions, Testbed, proof::Life};
 use crab_store::Class;
 
 use crate::{outside::Directory, turn_of};
@@ -26,7 +23,7 @@ fn a_write_to_a_directory_of_the_host_is_no_change_of_the_sandbox() -> Result<()
             ],
             Client::Docker => ["-v".to_owned(), format!("{source}:/data")],
         };
-        let mut life = Life::begin(client, options().flags(flags))?;
+        let mut life = Life::begin(client, RunOptions::new().flags(flags))?;
         turn_of(&mut life, Class::None, "write /data/file 1 100")?;
         assert_eq!(fs::metadata(host.0.join("file"))?.len(), 100);
         turn_of(&mut life, Class::None, "map /data/file 2 50")?;

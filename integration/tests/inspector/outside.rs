@@ -5,10 +5,7 @@
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context, Result};
-use crab_integration::{
-    BUSYBOX, Census, Client, RunOptions, Testbed, Tool,
-    proof::{Life, options},
-};
+use crab_integration::{BUSYBOX, Census, Client, RunOptions, Testbed, Tool, proof::Life};
 use crab_store::Class;
 
 use crate::turn_of;
@@ -41,7 +38,7 @@ fn what_docker_copies_in_is_seen_and_what_it_copies_out_is_nothing() -> Result<(
     let host = Directory::new("copied")?;
     fs::create_dir(host.0.join("tree"))?;
     fs::write(host.0.join("tree/file"), "from the host")?;
-    let mut life = Life::begin(docker, options())?;
+    let mut life = Life::begin(docker, RunOptions::new())?;
     let copy = |from: String, to: String| docker.tool(["cp", &from, &to]).run()?.ok();
     let name = life.sandbox().name().to_owned();
     let inside = |path: &str| format!("{name}:{path}");
@@ -98,7 +95,7 @@ fn entered(life: &Life, script: &str) -> Result<()> {
 fn what_enters_by_its_namespaces_is_seen() -> Result<()> {
     let testbed = Testbed::here()?;
     for client in testbed.clients() {
-        let mut life = Life::begin(client, options())?;
+        let mut life = Life::begin(client, RunOptions::new())?;
         turn_of(&mut life, Class::None, "nothing")?;
         for script in [
             "echo x >/root/entered",
@@ -125,7 +122,7 @@ fn what_enters_by_its_namespaces_is_seen() -> Result<()> {
 fn a_second_mount_of_a_directory_hides_nothing() -> Result<()> {
     let testbed = Testbed::here()?;
     for client in testbed.clients() {
-        let mut life = Life::begin(client, options())?;
+        let mut life = Life::begin(client, RunOptions::new())?;
         turn_of(&mut life, Class::Files, "mkdir /root/second")?;
         entered(&life, "mount -o bind /root/d /root/second")?;
         // Whatever a mount is taken for.
@@ -147,7 +144,7 @@ fn a_second_mount_of_a_directory_hides_nothing() -> Result<()> {
 fn nothing_of_the_proof_is_left_on_the_host() -> Result<()> {
     let testbed = Testbed::here()?;
     let live = |client: Client| -> Result<()> {
-        let mut life = Life::begin(client, options())?;
+        let mut life = Life::begin(client, RunOptions::new())?;
         life.turn("spawn one sits /root/a".into())?;
         turn_of(&mut life, Class::Processes, "kill one")
     };

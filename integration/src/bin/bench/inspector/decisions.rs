@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use crab_integration::{
-    Testbed,
-    proof::{Life, Lived, options},
+    RunOptions, Testbed,
+    proof::{Life, Lived},
 };
 use crab_store::Class;
 
@@ -28,7 +28,7 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     let mut busy = Vec::new();
     let mut quiet = Vec::new();
     for number in 0..plan.sandboxes {
-        let life = Life::begin(testbed.ctr(), options())?;
+        let life = Life::begin(testbed.ctr(), RunOptions::new())?;
         if number < BUSY {
             // Their turns stay open.
             life.start(&format!("work /root/work {LONG_MS}").as_str().into(), 0)?;
@@ -67,13 +67,11 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     }
     measured.enter("none_decision_ms_p50", decisions.quantile(0.5));
     measured.enter("none_decision_ms_p99", decisions.quantile(0.99));
-    measured.enter("boundary_delay_ms_p50", delays.quantile(0.5));
-    eprintln!("boundary_errors: absent, no style of driving but the exec is played here");
     for (name, series) in [
         ("decision, no process", &alone),
         ("decision, beside an idle process", &beside),
         ("decision, files compared", &compared),
-        ("boundary of an exec", &delays),
+        ("end of an exec to its record", &delays),
     ] {
         for (what, q) in [("p50", 0.5), ("p99", 0.99), ("most", 1.0)] {
             measured.detail(format!("{name}, ms {what}"), series.quantile(q));

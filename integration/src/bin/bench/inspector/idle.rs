@@ -5,10 +5,7 @@
 use std::{fs, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{
-    Testbed, poll, processes,
-    proof::{Life, options},
-};
+use crab_integration::{RunOptions, Testbed, poll, processes, proof::Life};
 
 use super::{Measured, Plan};
 
@@ -17,7 +14,7 @@ const WATCHED: Duration = Duration::from_secs(60);
 const SETTLED: Duration = Duration::from_secs(10);
 
 pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -> Result<()> {
-    let lives = (0..plan.sandboxes).map(|_| Life::begin(testbed.ctr(), options()));
+    let lives = (0..plan.sandboxes).map(|_| Life::begin(testbed.ctr(), RunOptions::new()));
     let lives: Vec<Life> = lives.collect::<Result<_>>()?;
     thread::sleep(SETTLED);
     let crabd = poll("crabd is there", Duration::from_secs(20), || {

@@ -3,6 +3,7 @@
 //! Whether the inspector tells the truth, how fast, and what that costs the work that it
 //! looks at.
 
+mod boundaries;
 mod decisions;
 mod idle;
 mod overhead;
@@ -21,15 +22,23 @@ use serde::Serialize;
 use crate::series::rounded;
 
 /// The parts, in the order in which they are measured.
-pub(crate) const PARTS: [&str; 5] = ["idle", "decisions", "storm", "overhead", "random"];
+pub(crate) const PARTS: [&str; 6] = [
+    "idle",
+    "decisions",
+    "storm",
+    "boundaries",
+    "overhead",
+    "random",
+];
 
 /// What the figures shall be at most.
-const TARGETS: [(&str, f64); 9] = [
+const TARGETS: [(&str, f64); 10] = [
     ("false_negatives", 0.0),
     ("false_positives_pct", 2.0),
     ("none_decision_ms_p50", 1.0),
     ("none_decision_ms_p99", 5.0),
     ("boundary_delay_ms_p50", 5.0),
+    ("boundary_errors", 0.0),
     ("overhead_pct_build", 1.0),
     ("overhead_pct_untar", 1.0),
     ("overhead_pct_git", 1.0),
@@ -122,6 +131,7 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
             "idle" => idle::measure(testbed, plan, &mut measured)?,
             "decisions" => decisions::measure(testbed, plan, &mut measured)?,
             "storm" => storm::measure(testbed, &mut measured)?,
+            "boundaries" => boundaries::measure(testbed, &mut measured)?,
             "overhead" => overhead::measure(testbed, plan, &mut measured)?,
             _ => random::measure(testbed, plan, &mut measured)?,
         }

@@ -6,10 +6,7 @@
 use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
-use crab_integration::{
-    Testbed,
-    proof::{Life, options},
-};
+use crab_integration::{RunOptions, Testbed, proof::Life};
 use crab_store::Class;
 
 use super::{Measured, decisions::decision};
@@ -25,8 +22,8 @@ const RATE: f64 = 100_000.0;
 const LIMIT_MS: f64 = 5.0;
 
 pub(super) fn measure(testbed: &Testbed, measured: &mut Measured) -> Result<()> {
-    let mut raging = Life::begin(testbed.ctr(), options())?;
-    let others = (0..OTHERS).map(|_| Life::begin(testbed.ctr(), options()));
+    let mut raging = Life::begin(testbed.ctr(), RunOptions::new())?;
+    let others = (0..OTHERS).map(|_| Life::begin(testbed.ctr(), RunOptions::new()));
     let mut others: Vec<Life> = others.collect::<Result<_>>()?;
     for life in &mut others {
         life.turn("look /etc".into())?;
