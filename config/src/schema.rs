@@ -76,7 +76,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 15] = [
+pub const SETTINGS: [Setting; 16] = [
     Setting {
         section: "",
         key: "store",
@@ -213,6 +213,19 @@ pub const SETTINGS: [Setting; 15] = [
         otherwise: "",
         per_sandbox: PerSandbox::UpTo(60_000),
         field: Field::Number(|config| &mut config.turns.settle_ms),
+    },
+    Setting {
+        section: "turns",
+        key: "quiet_ms",
+        kind: Kind::Number {
+            unit: "milliseconds",
+            min: 100,
+            max: 600_000,
+        },
+        what: "For how long an agent that runs inside must have waited for the network, with everything asleep, until its turn ends.",
+        otherwise: "",
+        per_sandbox: PerSandbox::UpTo(600_000),
+        field: Field::Number(|config| &mut config.turns.quiet_ms),
     },
     Setting {
         section: "turns",

@@ -117,6 +117,8 @@ pub struct Turns {
     /// For how long nothing must have been typed or printed before a program that waits
     /// for input ends its turn.
     pub settle_ms: u64,
+    /// For how long an agent that runs inside must have waited for the network.
+    pub quiet_ms: u64,
     /// For how long everything must have rested before a turn that a hint began ends
     /// without one.
     pub hint_timeout_ms: u64,
@@ -127,6 +129,7 @@ impl Default for Turns {
         Self {
             merge_gap_ms: 150,
             settle_ms: 100,
+            quiet_ms: 1000,
             hint_timeout_ms: 30_000,
         }
     }
@@ -141,6 +144,11 @@ impl Turns {
     /// `settle_ms` as a duration.
     pub fn settle(&self) -> Duration {
         Duration::from_millis(self.settle_ms)
+    }
+
+    /// `quiet_ms` as a duration.
+    pub fn quiet(&self) -> Duration {
+        Duration::from_millis(self.quiet_ms)
     }
 
     /// `hint_timeout_ms` as a duration.

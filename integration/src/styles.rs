@@ -44,11 +44,15 @@ pub enum Style {
     SlowPrinter,
     /// Commands that ask: "Continue? [y/N]".
     Asks,
+    /// An agent that an exec began, and that only waits for its model.
+    AgentInside,
+    /// An agent that is the container's program.
+    AgentAsProgram,
 }
 
 impl Style {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Execs,
         Self::ExecsAtOnce,
         Self::ShellByPipe,
@@ -60,6 +64,8 @@ impl Style {
         Self::Background,
         Self::SlowPrinter,
         Self::Asks,
+        Self::AgentInside,
+        Self::AgentAsProgram,
     ];
 
     /// Whether its turns end with execs; if not, by stdio.
@@ -125,6 +131,43 @@ fn end_in(text: &str, number: usize) -> Option<f64> {
     ends.nth(number - 1)
 }
 
+/// For how long an agent inside has to wait for its model, in milliseconds, until that is a turn's
+/// end; ten times that is what it has to have lived.
+const QUIET: u64 = 200;
+
+/// A model that answers after a while, to one client after the other.
+const MODEL: &str = "
+import select, socket
+server = socket.create_server(('127.0.0.1', 7000))
+while True:
+    client, _ = server.accept()
+    client.recv(1)
+    select.select([server], [], [], 3)
+    client.sendall(b'!')
+    client.close()
+";
+
+/// An agent: it asks, and does what it is told.
+const AGENT: &str = "
+import socket, time
+time.sleep(2.2)
+step = 0
+while True:
+    try:
+        model = socket.create_connection(('127.0.0.1', 7000))
+    except OSError:
+        time.sleep(0.05)
+        continue
+    print('end-%d' % (time.time() * 1000), flush=True)
+    model.sendall(b'?')
+    model.recv(1)
+    model.close()
+    for _ in range(1000000):
+        pass
+    step += 1
+    open('/root/step-%d' % step, 'w').close()
+";
+
 /// So that what a terminal echoes is not what the command prints.
 const SAY_END: &str = "date +e''nd-%s%3N";
 
@@ -137,7 +180,13 @@ impl<'a> Play<'a> {
             _ => 150,
         };
         let gap = format!("dev.crab.turns.merge_gap_ms={gap}");
-        let options = RunOptions::new().flags(["--annotation", &gap]);
+        let quiet = format!("dev.crab.turns.quiet_ms={QUIET}");
+        let said = ["--annotation", &gap, "--annotation", &quiet];
+        let options = match style {
+            Style::AgentAsProgram => RunOptions::new().args(["python3", "-c", AGENT]),
+            _ => RunOptions::new(),
+        };
+        let options = options.flags(said);
         if matches!(style, Style::ShellAtTerminal | Style::PythonAtTerminal) {
             let program = match style {
                 Style::ShellAtTerminal => "bash",
@@ -177,6 +226,12 @@ impl<'a> Play<'a> {
                     .ok()?;
                 &[]
             }
+            Style::AgentInside | Style::AgentAsProgram => {
+                let quoted = MODEL.replace('\'', "\"");
+                let model = format!("setsid python3 -c '{quoted}' </dev/null >/dev/null 2>&1 &");
+                sandbox.sh_ok(&model)?;
+                &[]
+            }
             _ => &[],
         };
         let told = match words {
@@ -184,9 +239,19 @@ impl<'a> Play<'a> {
             words => Told::Pipe(Session::start(&attached(&sandbox, words))?),
         };
         let mut play = Self::new(crab, sandbox, told);
-        if !words.is_empty() || style == Style::Tmux {
+        let prepares = matches!(
+            style,
+            Style::Tmux | Style::AgentInside | Style::AgentAsProgram
+        );
+        if !words.is_empty() || prepares {
             // The program's start is a turn, too: it ends when the program waits to be told something.
             play.turn("the start", None, None)?;
+        }
+        if style == Style::AgentInside {
+            let tool = play
+                .sandbox
+                .exec_tool(&["python3", "-c", AGENT], &ExecOptions::new());
+            play.told = Told::Pipe(Session::start(&tool)?);
         }
         Ok(play)
     }
@@ -323,6 +388,16 @@ impl<'a> Play<'a> {
                 ))?;
                 let end = self.end(step)?;
                 self.turn(&what, Some(&path), Some(end))?;
+            }
+            Style::AgentInside | Style::AgentAsProgram => {
+                // With the wait for an answer ends what the one before had led to.
+                let before = format!("/root/step-{}", step - 1);
+                let before = (step > 1).then_some(before.as_str());
+                let end = match style {
+                    Style::AgentInside => Some(self.end(step)?),
+                    _ => None,
+                };
+                self.turn(&what, before, end)?;
             }
             Style::Asks => {
                 self.send(&format!(

@@ -106,6 +106,8 @@ pub enum Trigger {
     Stdin,
     /// A hint of whoever drives the agent.
     Hint,
+    /// An agent inside went on by itself.
+    Inside,
     /// Somebody asked for a checkpoint.
     Manual,
     /// One that this version does not know.
@@ -121,6 +123,7 @@ impl Trigger {
             Self::Exec => "exec",
             Self::Stdin => "stdin",
             Self::Hint => "hint",
+            Self::Inside => "inside",
             Self::Manual => "manual",
             Self::Other => "other",
         }

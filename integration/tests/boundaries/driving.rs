@@ -71,6 +71,16 @@ fn a_command_that_prints_slowly_is_one_turn() -> Result<()> {
 }
 
 #[test]
+fn an_agent_inside_that_an_exec_began() -> Result<()> {
+    ends_its_turns(Style::AgentInside)
+}
+
+#[test]
+fn an_agent_that_is_the_containers_program() -> Result<()> {
+    ends_its_turns(Style::AgentAsProgram)
+}
+
+#[test]
 fn a_command_that_waits_for_an_answer_has_ended_its_turn() -> Result<()> {
     ends_its_turns(Style::Asks)
 }

@@ -20,7 +20,7 @@ pub(super) struct Call {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// `read(fd, ...)`, `readv(fd, ...)`
+    /// `read(fd, ...)`, `readv(fd, ...)`, `recvfrom(fd, ...)`, `recvmsg(fd, ...)`
     Read,
     /// `poll(fds, count, ...)`, `ppoll(...)`
     Poll,
@@ -36,7 +36,7 @@ impl Kind {
     #[cfg(target_arch = "x86_64")]
     fn of(number: i64) -> Option<Self> {
         Some(match number {
-            0 | 19 | 3 | 145 => Self::Read,
+            0 | 19 | 45 | 47 | 3 | 145 | 371 | 372 => Self::Read,
             7 | 271 | 168 | 309 | 414 => Self::Poll,
             23 | 270 | 142 | 308 | 413 => Self::Select,
             232 | 281 | 441 | 256 | 319 => Self::Epoll,
@@ -47,7 +47,7 @@ impl Kind {
     #[cfg(not(target_arch = "x86_64"))]
     fn of(number: i64) -> Option<Self> {
         Some(match number {
-            libc::SYS_read | libc::SYS_readv => Self::Read,
+            libc::SYS_read | libc::SYS_readv | libc::SYS_recvfrom | libc::SYS_recvmsg => Self::Read,
             libc::SYS_ppoll => Self::Poll,
             libc::SYS_pselect6 => Self::Select,
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => Self::Epoll,
@@ -75,6 +75,23 @@ impl Call {
 
     /// Whether it waits to read from a descriptor that `is_it`, by its link in `/proc`.
     pub(super) fn reads(&self, thread: &Path, is_it: impl Fn(&Path) -> bool) -> bool {
+        self.descriptors(thread).iter().any(|fd| is_it(fd))
+    }
+
+    /// The sockets from which it waits to read, by their inodes.
+    pub(super) fn sockets(&self, thread: &Path) -> Vec<u64> {
+        let links = self.descriptors(thread).into_iter().map(fs::read_link);
+        links
+            .filter_map(|link| {
+                let link = link.ok()?;
+                let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+                inode.parse().ok()
+            })
+            .collect()
+    }
+
+    /// The descriptors from which it waits to read, by their links in `/proc`.
+    fn descriptors(&self, thread: &Path) -> Vec<PathBuf> {
         let descriptor = |fd: i64| thread.join("fd").join(fd.to_string());
         let [first, second] = self.args;
         let fds = match self.kind {
@@ -83,9 +100,7 @@ impl Call {
             Kind::Select => selected(thread, first, second),
             Kind::Epoll => watched(&thread.join("fdinfo").join((first as i32).to_string())),
         };
-        fds.into_iter()
-            .map(descriptor)
-            .any(|fd: PathBuf| is_it(&fd))
+        fds.into_iter().map(descriptor).collect()
     }
 }
 

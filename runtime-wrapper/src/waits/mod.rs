@@ -128,16 +128,22 @@ pub struct Seen {
     pub progress: (u64, u64),
     /// A thread of it is blocked reading one of the stdins.
     pub reads: bool,
+    /// A thread of it is blocked reading, whatever that is.
+    pub listens: bool,
+    /// A thread of it waits for what comes over an established TCP connection; looked at
+    /// only if it was asked for.
+    pub awaits_network: bool,
     /// It is in the foreground of a terminal inside the sandbox (tmux, screen, script), and
     /// nobody there waits for what is typed: a command is under way.
     pub is_job: bool,
 }
 
-/// The processes of a cgroup, looked at with these stdins in mind.
+/// The processes of a cgroup, looked at with these stdins in mind, and with who waits for the
+/// network if that matters.
 ///
 /// # Errors
 /// When the cgroup is gone.
-pub fn look(cgroup: &Cgroup, stdins: &[Stdin]) -> Result<Vec<Seen>, CgroupError> {
+pub fn look(cgroup: &Cgroup, stdins: &[Stdin], network: bool) -> Result<Vec<Seen>, CgroupError> {
     let mut seen = Vec::new();
     // By terminal inside: whether somebody in its foreground reads it.
     let mut foregrounds: BTreeMap<u32, bool> = BTreeMap::new();
@@ -154,8 +160,11 @@ pub fn look(cgroup: &Cgroup, stdins: &[Stdin]) -> Result<Vec<Seen>, CgroupError>
             runs: false,
             progress: (0, 0),
             reads: false,
+            listens: false,
+            awaits_network: false,
             is_job: false,
         };
+        let mut sockets = Vec::new();
         let is_inside = own.is_some_and(|own| !stdins.iter().any(|stdin| same(stdin, &own)));
         let in_foreground = is_inside && stat.group == stat.foreground;
         let mut reads_own = false;
@@ -175,10 +184,15 @@ pub fn look(cgroup: &Cgroup, stdins: &[Stdin]) -> Result<Vec<Seen>, CgroupError>
             let Some(call) = Call::of(thread) else {
                 continue;
             };
+            process.listens = true;
+            if network {
+                sockets.extend(call.sockets(thread));
+            }
             let reads = |stdin: &Stdin| call.reads(thread, |fd| stdin.is(fd, own));
             process.reads |= stdins.iter().any(reads);
             reads_own |= in_foreground && own.as_ref().is_some_and(reads);
         }
+        process.awaits_network = !sockets.is_empty() && has_established(pid, &sockets);
         if in_foreground {
             *foregrounds.entry(stat.terminal).or_default() |= reads_own;
             jobs.push((seen.len(), stat.terminal));
@@ -189,6 +203,19 @@ pub fn look(cgroup: &Cgroup, stdins: &[Stdin]) -> Result<Vec<Seen>, CgroupError>
         seen[at].is_job = !foregrounds[&terminal];
     }
     Ok(seen)
+}
+
+/// Whether one of these sockets is an established TCP connection (proc_pid_net(5)).
+fn has_established(pid: i32, sockets: &[u64]) -> bool {
+    ["tcp", "tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(3);
+            let is_established = fields.next() == Some("01");
+            let inode = fields.nth(5).and_then(|inode| inode.parse().ok());
+            is_established && inode.is_some_and(|inode: u64| sockets.contains(&inode))
+        })
+    })
 }
 
 /// Whether both are the same terminal; which file system one is in may not be known.

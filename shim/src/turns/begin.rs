@@ -246,6 +246,7 @@ impl Task {
         let Some(mut capture) = history.capture.take() else {
             return Ok(());
         };
+        let holds_open = capture.keep_alive.is_some();
         let processes = history.version.as_ref().and_then(|v| v.processes);
         let store = history.writer.store().clone();
         let version = history.version.clone();
@@ -273,6 +274,7 @@ impl Task {
         if let Ok(history) = &mut self.history {
             history.capture = Some(capture);
         }
+        self.begin_inside(holds_open);
         recorded
     }
 }

@@ -7,7 +7,8 @@
 //! ```
 //! What happens in the gap is said in [`closing`]. A turn that was opened by bytes to a
 //! stdin, or by a program that lives on, ends when that one waits to be told more: see
-//! [`stdin`]. Whoever drives the agent may say both ([`hint`]), which goes before all else.
+//! [`stdin`]. Whoever drives the agent may say both ([`hint`]), which goes before all else. An
+//! agent that runs inside is told by nobody: see [`inside`].
 //!
 //! While a boundary is being looked at, or a rollback is under way, messages wait:
 //! that is the gate. A begin that waits longer than the configured limit goes on
@@ -21,6 +22,7 @@
 mod begin;
 mod closing;
 mod hint;
+mod inside;
 mod quiescence;
 mod record;
 mod rollback;

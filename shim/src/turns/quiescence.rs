@@ -9,7 +9,10 @@
 //!             yes, and the same at the next look, with nothing done in between   --> over
 //!             no, and it has been so for very long: it was left in the background --> over
 //! ```
-//! A turn that a hint began needs nobody who reads, but a long rest.
+//! A turn that a hint began needs nobody who reads, but a long rest. An agent inside, told by nobody,
+//! waits for its model when all sleep for a while and somebody waits for what comes over a
+//! connection; who has no children must wait to be told something, too, or else it is
+//! the agent's tool that sleeps (`sleep 5`).
 //!
 //! A snapshot may fall into the moment in which all are asleep between two steps of a
 //! pipeline, so rest takes two. The time between looks grows with the turn: what took a
@@ -32,6 +35,8 @@ const LATEST: Duration = Duration::from_millis(500);
 /// So many settle times somebody waits for input while others run, until these count as
 /// left in the background.
 const PATIENCE: u32 = 20;
+/// So many times the rest of an agent inside a program has to live before it counts as one.
+const AGE: u32 = 10;
 /// So many generations are followed: what the sandbox says of parents may go in circles.
 const GENERATIONS: usize = 64;
 
@@ -42,7 +47,7 @@ type Key = (i32, u64);
 pub(super) type Progress = BTreeMap<Key, (u64, u64)>;
 
 /// What was there when the turn opened.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Before {
     /// Everything that started before this time, in clock ticks after boot: the turn was
     /// opened by a program's start.
@@ -65,6 +70,8 @@ pub(super) enum Verdict {
 enum Rule {
     /// Who was told something waits to be told more.
     Told { patience: Duration },
+    /// An agent inside has waited for the network for so long.
+    Inside(Duration),
     /// Everything has rested for so long.
     Rest(Duration),
 }
@@ -75,6 +82,8 @@ pub(super) struct Quiescence {
     began: Instant,
     rule: Rule,
     before: Before,
+    /// From when on an agent inside counts beside the rule, and its rest.
+    inside: Option<(Instant, Duration)>,
     /// When all were first found at rest, and how far they had run.
     rested: Option<(Instant, Progress)>,
     /// Since when somebody has been blocked reading at every look.
@@ -90,6 +99,14 @@ pub(super) fn progress(seen: &[Seen]) -> Progress {
     let all = seen.iter();
     all.map(|process| (key(process), process.progress))
         .collect()
+}
+
+/// Whether of these somebody waits for the network, and all who have no children wait to be
+/// told something.
+fn waits_for_network(of_turn: &[&Seen]) -> bool {
+    let has_children = |pid: i32| of_turn.iter().any(|process| process.parent == pid);
+    let mut leaves = of_turn.iter().filter(|process| !has_children(process.pid));
+    of_turn.iter().any(|process| process.awaits_network) && leaves.all(|leaf| leaf.listens)
 }
 
 impl Before {
@@ -141,11 +158,34 @@ impl Quiescence {
         Self::by(Rule::Rest(timeout), began, before)
     }
 
+    /// Of an agent inside, and whatever it does.
+    pub(super) fn of_inside(began: Instant, quiet: Duration, before: Before) -> Self {
+        Self::by(Rule::Inside(quiet), began, before)
+    }
+
+    /// The program that began the turn may be an agent: so it counts as one once it has lived for
+    /// longer than a command usually waits for a server.
+    pub(super) fn with_inside(mut self, quiet: Duration) -> Self {
+        self.inside = Some((self.began + quiet * AGE, quiet));
+        self
+    }
+
+    /// From when on an agent inside counts.
+    pub(super) fn inside_from(&self) -> Option<Instant> {
+        self.inside.map(|(from, _)| from)
+    }
+
+    /// What was there before.
+    pub(super) fn before(&self) -> &Before {
+        &self.before
+    }
+
     fn by(rule: Rule, began: Instant, before: Before) -> Self {
         Self {
             began,
             rule,
             before,
+            inside: None,
             rested: None,
             waiting: None,
         }
@@ -156,28 +196,37 @@ impl Quiescence {
     pub(super) fn patience(&self) -> Option<Duration> {
         match self.rule {
             Rule::Told { patience } => Some(patience),
-            Rule::Rest(_) => None,
+            Rule::Rest(_) | Rule::Inside(_) => None,
         }
     }
 
     /// What a look means; `is_quiet`: nothing was typed or printed for the settle time.
     pub(super) fn looked(&mut self, now: Instant, seen: &[Seen], is_quiet: bool) -> Verdict {
-        let rest_for = match self.rule {
-            Rule::Rest(rest_for) => rest_for,
-            Rule::Told { .. } if seen.iter().any(|process| process.reads) => CONFIRM,
-            Rule::Told { .. } => {
-                self.rested = None;
+        let of_turn = self.of_turn(seen);
+        let is_told = matches!(self.rule, Rule::Told { .. });
+        let inside = match self.rule {
+            Rule::Inside(quiet) => Some(quiet),
+            _ => self
+                .inside
+                .filter(|(from, _)| *from <= now)
+                .map(|(_, quiet)| quiet),
+        };
+        let rest_for = match (self.rule, inside) {
+            (Rule::Rest(rest_for), _) => Some(rest_for),
+            _ if is_told && seen.iter().any(|process| process.reads) => Some(CONFIRM),
+            (_, Some(quiet)) if waits_for_network(&of_turn) => {
                 self.waiting = None;
-                return Verdict::Again(self.pause(now));
+                Some(quiet)
             }
+            _ => None,
+        };
+        let Some(rest_for) = rest_for else {
+            self.rested = None;
+            self.waiting = None;
+            return Verdict::Again(self.pause(now));
         };
         let waiting = now.duration_since(*self.waiting.get_or_insert(now));
         let is_over = self.patience().is_some_and(|patience| waiting >= patience);
-        let by_pid: BTreeMap<i32, &Seen> = seen.iter().map(|p| (p.pid, p)).collect();
-        let of_turn: Vec<&Seen> = seen
-            .iter()
-            .filter(|process| !self.before.covers(process, &by_pid))
-            .collect();
         let is_busy = of_turn.iter().any(|process| process.runs || process.is_job);
         if !is_quiet || is_busy {
             self.rested = None;
@@ -204,6 +253,20 @@ impl Quiescence {
         Verdict::Again(pause)
     }
 
+    /// All but background work.
+    fn of_turn<'a>(&self, seen: &'a [Seen]) -> Vec<&'a Seen> {
+        let by_pid: BTreeMap<i32, &Seen> = seen.iter().map(|p| (p.pid, p)).collect();
+        let mut of_turn: Vec<&Seen> = seen.iter().collect();
+        of_turn.retain(|process| !self.before.covers(process, &by_pid));
+        of_turn
+    }
+
+    /// How far all but background work has run.
+    pub(super) fn progress(&self, seen: &[Seen]) -> Progress {
+        let of_turn = self.of_turn(seen).into_iter();
+        of_turn.map(|p| (key(p), p.progress)).collect()
+    }
+
     fn pause(&self, now: Instant) -> Duration {
         (now.duration_since(self.began) / SHARE).clamp(SOONEST, LATEST)
     }
@@ -228,7 +291,17 @@ mod tests {
             runs: false,
             progress: (ran, ran),
             reads: false,
+            listens: false,
+            awaits_network: false,
             is_job: false,
+        }
+    }
+
+    fn awaiting_network(pid: i32, ran: u64) -> Seen {
+        Seen {
+            listens: true,
+            awaits_network: true,
+            ..asleep(pid, 0, ran)
         }
     }
 
@@ -401,6 +474,46 @@ mod tests {
         assert_eq!(half, Verdict::Again(timeout / 2));
         let late = done + timeout;
         assert_eq!(turn.looked(late, &look, true), Verdict::Over(done));
+    }
+
+    #[test]
+    fn an_agent_inside_that_waits_for_its_model_has_ended_its_turn_and_its_tool_has_not() {
+        let t = Instant::now();
+        let quiet = ms(1000);
+        let mut turn = Quiescence::of_inside(t, quiet, Before::Start(0));
+        // It waits for `sleep 5` of its own, with the connection kept open.
+        let tool = [awaiting_network(2, 1), asleep(3, 2, 1)];
+        for at in [0, 2000, 4000] {
+            let verdict = turn.looked(t + ms(at), &tool, true);
+            assert!(matches!(verdict, Verdict::Again(_)) && turn.rested.is_none());
+        }
+        let model = [awaiting_network(2, 5)];
+        assert_eq!(
+            turn.looked(t + ms(5000), &model, true),
+            Verdict::Again(quiet)
+        );
+        let woke = [awaiting_network(2, 6)];
+        assert_eq!(
+            turn.looked(t + ms(6000), &woke, true),
+            Verdict::Again(quiet)
+        );
+        let over = Verdict::Over(t + ms(6000));
+        assert_eq!(turn.looked(t + ms(7000), &woke, true), over);
+    }
+
+    #[test]
+    fn a_command_that_waits_for_a_server_is_no_agent_until_it_has_lived_for_long() {
+        let now = Instant::now();
+        let quiet = ms(1000);
+        let mut turn = Quiescence::new(now, SETTLE, Before::Start(0)).with_inside(quiet);
+        let waits = [awaiting_network(2, 1)];
+        for at in [1000, 5000, 9999] {
+            let verdict = turn.looked(now + ms(at), &waits, true);
+            assert!(matches!(verdict, Verdict::Again(_)) && turn.rested.is_none());
+        }
+        let from = now + ms(10_000);
+        assert_eq!(turn.looked(from, &waits, true), Verdict::Again(quiet));
+        assert_eq!(turn.looked(from + quiet, &waits, true), Verdict::Over(from));
     }
 
     #[test]

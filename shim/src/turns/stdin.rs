@@ -35,7 +35,7 @@ const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
 /// The watch over an open turn of programs that live on.
 pub(super) struct Watching {
-    quiescence: Quiescence,
+    pub(super) quiescence: Quiescence,
     pub(super) next: Instant,
 }
 
@@ -78,7 +78,7 @@ impl Task {
         if self.open.is_none()
             && let Some(client) = self.client(&process)
             && let Drive::By(stdin) = client.drive()
-            && let Some(seen) = self.look(vec![stdin]).await
+            && let Some(seen) = self.look(vec![stdin], false).await
         {
             before = Before::of(&seen, self.at_rest.as_ref());
         }
@@ -100,7 +100,11 @@ impl Task {
         let (now, settle) = (Instant::now(), self.settle_time());
         match &mut self.watching {
             Some(watching) => watching.next = now + settle,
-            None => self.watch(Quiescence::new(now, settle, before), settle),
+            None => {
+                let quiet = self.container.config.turns.quiet();
+                let quiescence = Quiescence::new(now, settle, before).with_inside(quiet);
+                self.watch(quiescence, settle);
+            }
         }
     }
 
@@ -111,14 +115,14 @@ impl Task {
     }
 
     /// The processes now; nothing if they cannot be looked at.
-    async fn look(&mut self, stdins: Vec<Stdin>) -> Option<Vec<Seen>> {
+    pub(super) async fn look(&mut self, stdins: Vec<Stdin>, network: bool) -> Option<Vec<Seen>> {
         if self.stuck.as_ref().is_some_and(|look| !look.is_finished()) {
             return None;
         }
         let cgroup = self.container.cgroup()?;
         let (answer, seen) = oneshot::channel();
         let look = tokio::task::spawn_blocking(move || {
-            let _ = answer.send(waits::look(&cgroup, &stdins));
+            let _ = answer.send(waits::look(&cgroup, &stdins, network));
         });
         match timeout(LOOK_LIMIT, seen).await {
             Ok(Ok(Ok(seen))) => Some(seen),
@@ -166,11 +170,16 @@ impl Task {
         let printed = activities.iter().filter_map(|it| it.last_output()).max();
         let quiet_from = told.max(printed).map_or(now, |last| last + settle);
         let is_quiet = quiet_from <= now;
+        let inside_from = watching.quiescence.inside_from();
+        let network = inside_from.is_some_and(|from| from <= now);
         if let Some(patience) = watching.quiescence.patience() {
             if never {
-                // It holds the turn open until it ends.
-                self.watching = None;
-                return;
+                // It holds the turn open until it ends, unless it is an agent.
+                stdins.clear();
+                if let Some(from) = inside_from.filter(|from| *from > now) {
+                    watching.next = from;
+                    return;
+                }
             }
             if later {
                 watching.next = now + settle;
@@ -182,7 +191,7 @@ impl Task {
                 return;
             }
         }
-        let seen = self.look(stdins).await;
+        let seen = self.look(stdins, network).await;
         let Some(watching) = &mut self.watching else {
             return;
         };
@@ -192,7 +201,8 @@ impl Task {
             return;
         };
         // While an exec goes on, somebody waits for its end.
-        let goes_on = !clients.is_empty() && !seen.iter().any(|process| process.reads);
+        let is_hint = watching.quiescence.inside_from().is_none();
+        let goes_on = is_hint && !clients.is_empty() && !seen.iter().any(|it| it.reads);
         match watching.quiescence.looked(now, &seen, is_quiet && !goes_on) {
             Verdict::Again(pause) => watching.next = now + pause,
             Verdict::Over(since) => {
@@ -204,6 +214,9 @@ impl Task {
                     return;
                 }
                 self.at_rest = Some(progress(&seen));
+                if !seen.iter().any(|process| process.reads) {
+                    self.rests_inside(&seen);
+                }
                 if let Some(mut open) = self.take_open() {
                     // What it printed last came before it was seen at rest.
                     let printed = printed.filter(|printed| Some(*printed) > told);

@@ -22,6 +22,7 @@ use tokio::{
 use super::{
     Message, Meta, Status,
     closing::{Closing, Early},
+    inside::Inside,
     quiescence::{Before, Progress},
     stdin::{Watching, ticks_since_boot},
 };
@@ -77,7 +78,7 @@ impl Open {
     }
 
     /// Nothing holds it open any more since this time.
-    fn ended_at(&mut self, at: SystemTime) {
+    pub(super) fn ended_at(&mut self, at: SystemTime) {
         self.ended = Some(at);
         let now = Instant::now();
         let since = at.elapsed().unwrap_or_default();
@@ -173,6 +174,8 @@ pub(super) struct Task {
     pub(super) watching: Option<Watching>,
     /// How far every process had run when the last turn ended that way.
     pub(super) at_rest: Option<Progress>,
+    /// An agent that runs inside, told by nobody.
+    pub(super) inside: Option<Inside>,
     /// The commands of the execs that live.
     pub(super) commands: HashMap<String, String>,
     /// A look that does not come back: no other is begun.
@@ -196,6 +199,7 @@ impl Task {
             early: None,
             watching: None,
             at_rest: None,
+            inside: None,
             commands: HashMap::new(),
             stuck: None,
         }
@@ -209,7 +213,9 @@ impl Task {
                 Ok(history) => history.pending.as_mut(),
                 Err(_) => None,
             };
-            let is_idle = pending.is_none() && due.is_none() && !rests;
+            // An agent inside is looked at with the few pages that are in use anyway.
+            let is_busy = self.closing.is_some() || self.watching.is_some();
+            let is_idle = pending.is_none() && !is_busy && !rests;
             // What was said before the time ran out is heard before.
             let message = tokio::select! {
                 biased;
@@ -246,7 +252,8 @@ impl Task {
     fn due(&self) -> Option<Instant> {
         let closing = self.closing.as_ref().map(|closing| closing.until);
         let watching = self.watching.as_ref().map(|watching| watching.next);
-        closing.into_iter().chain(watching).min()
+        let inside = self.inside.as_ref().map(|inside| inside.next);
+        closing.into_iter().chain(watching).chain(inside).min()
     }
 
     async fn on_time(&mut self) {
@@ -256,6 +263,9 @@ impl Task {
         }
         if self.watching.as_ref().is_some_and(|it| it.next <= now) {
             self.look_for_rest().await;
+        }
+        if self.inside.as_ref().is_some_and(|it| it.next <= now) {
+            self.look_inside().await;
         }
     }
 
@@ -376,7 +386,8 @@ impl Task {
     }
 
     async fn ended(&mut self, exec: &str, exit: Option<Exit>) {
-        self.commands.remove(exec);
+        let command = self.commands.remove(exec);
+        self.inside_ended(exec, command, exit).await;
         let Some(open) = &mut self.open else { return };
         if !open.holders.remove(exec) {
             return;

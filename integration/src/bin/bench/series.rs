@@ -26,6 +26,11 @@ impl Series {
         self.0.push(took.as_secs_f64() * 1e3);
     }
 
+    /// One that was measured by other clocks than ours.
+    pub(crate) fn push_ms(&mut self, milliseconds: f64) {
+        self.0.push(milliseconds);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
