@@ -8,20 +8,24 @@ use crate::cases::{Case, case};
 
 /// Nothing is left of what these did, if they did anything.
 pub(crate) const NOTHING: &[Case] = &[
-    case(Class::None, "a program that does nothing", "", "true"),
+    case(Class::None, "a program that does nothing", "", "true").by_counters(),
     case(
         Class::None,
         "a listing",
         "",
         "ls -laR /etc /usr/lib >/dev/null",
-    ),
+    )
+    .by_counters(),
     case(
         Class::None,
         "a lot of reading",
         "",
         "cat /usr/lib/*/*.so* /usr/bin/* | wc -c",
-    ),
-    case(Class::None, "a failing command", "", "ls /no/such/file").ending_with(2),
+    )
+    .by_counters(),
+    case(Class::None, "a failing command", "", "ls /no/such/file")
+        .ending_with(2)
+        .by_counters(),
     case(Class::None, "a missing program", "", "no-such-program").ending_with(127),
     case(
         Class::None,
@@ -35,13 +39,15 @@ pub(crate) const NOTHING: &[Case] = &[
         "",
         // To write to this one fails, which is what it is for.
         "echo x | cat >/dev/null; echo x >/dev/full || true",
-    ),
+    )
+    .by_counters(),
     case(
         Class::None,
         "a write into procfs",
         "",
         "echo renamed >/proc/self/comm",
-    ),
+    )
+    .by_counters(),
     case(
         Class::None,
         "a temporary file",
