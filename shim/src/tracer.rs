@@ -10,7 +10,10 @@ use std::{
     fs::File,
     path::PathBuf,
     process::{Command, Stdio},
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -36,6 +39,11 @@ const START_LIMIT: Duration = Duration::from_secs(3);
 const CALL_LIMIT: Duration = Duration::from_secs(1);
 /// And while the sandbox stands still.
 const QUICK_LIMIT: Duration = Duration::from_millis(200);
+/// For how long one that did not is expected to come nevertheless: on a busy host the
+/// kernel checks its programs for longer than a turn can wait.
+const LATE_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether it has come.
+const LATE_PAUSE: Duration = Duration::from_millis(100);
 /// The pause between two tries to start a crabd that does not come up.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -64,6 +72,8 @@ pub(crate) struct Tracer {
     link: Mutex<Link>,
     /// Holds the link until crabd is there.
     preparing: std::sync::Mutex<Option<AbortHandle>>,
+    /// A crabd is expected that did not listen in time.
+    is_late: AtomicBool,
 }
 
 #[derive(Default)]
@@ -81,6 +91,7 @@ impl Tracer {
             sandbox,
             link: Mutex::default(),
             preparing: std::sync::Mutex::default(),
+            is_late: AtomicBool::new(false),
         }
     }
 
@@ -117,14 +128,14 @@ impl Tracer {
     }
 
     /// Begins to watch, or goes on with another cgroup and other devices.
-    pub(crate) async fn watch(&self, watched: Watched) -> Result<Effects, String> {
+    pub(crate) async fn watch(self: &Arc<Self>, watched: Watched) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
         link.watched = Some(watched);
         self.renew(&mut link).await
     }
 
     /// The counters now.
-    pub(crate) async fn effects(&self) -> Result<Effects, String> {
+    pub(crate) async fn effects(self: &Arc<Self>) -> Result<Effects, String> {
         let mut link = self.link.lock().await;
         if let Some(client) = &link.client {
             match self.ask(client, None).await {
@@ -189,7 +200,7 @@ impl Tracer {
         }
     }
 
-    async fn renew(&self, link: &mut Link) -> Result<Effects, String> {
+    async fn renew(self: &Arc<Self>, link: &mut Link) -> Result<Effects, String> {
         let Some(watched) = link.watched.clone() else {
             return Err("the sandbox is not watched yet".into());
         };
@@ -215,7 +226,7 @@ impl Tracer {
         link.watches(client, answer)
     }
 
-    async fn connect(&self, link: &mut Link) -> Result<TracerClient, String> {
+    async fn connect(self: &Arc<Self>, link: &mut Link) -> Result<TracerClient, String> {
         if let Some((when, why)) = &link.failed
             && when.elapsed() < RETRY
         {
@@ -241,7 +252,7 @@ impl Tracer {
 
     /// Starts crabd. Several shims may do so at once: crabd itself sees to it
     /// that one stays.
-    async fn start(&self) -> Result<TracerClient> {
+    async fn start(self: &Arc<Self>) -> Result<TracerClient> {
         let run_dir = &self.host.config.run_dir;
         let Some(program) = self.host.config.crabd_binary() else {
             bail!("crabd is neither beside the shim nor on PATH; install it");
@@ -277,10 +288,42 @@ impl Tracer {
                 bail!("crabd ended with {}; see its log", exit.status);
             }
             if start.elapsed() > START_LIMIT {
+                self.expect_late();
                 bail!("crabd does not listen after {} s", START_LIMIT.as_secs());
             }
             sleep(Duration::from_millis(2)).await;
         }
+    }
+}
+
+impl Tracer {
+    /// Begins the watch when a crabd listens that was too slow for whoever asked it: it goes
+    /// again if it gets no sandbox, and with turns far apart none would ever find it there.
+    fn expect_late(self: &Arc<Self>) {
+        if self.is_late.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let this = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let start = Instant::now();
+            while start.elapsed() < LATE_LIMIT {
+                sleep(LATE_PAUSE).await;
+                let Some(this) = this.upgrade() else { return };
+                if connect(&this.socket()).await.is_ok() {
+                    let mut link = this.link.lock().await;
+                    link.failed = None;
+                    if link.client.is_none()
+                        && let Err(why) = this.renew(&mut link).await
+                    {
+                        tracing::debug!(why, "crabd came late, and does not watch");
+                    }
+                    break;
+                }
+            }
+            if let Some(this) = this.upgrade() {
+                this.is_late.store(false, Ordering::SeqCst);
+            }
+        });
     }
 }
 

@@ -2,13 +2,16 @@
 
 //! A crabd that cannot run or cannot be reached: turns are unobserved, and right.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, RunOptions, Sandbox, Swapped, Testbed, processes};
+use crab_integration::{BUSYBOX, RunOptions, Sandbox, Swapped, Testbed, poll, processes};
 use crab_store::Class;
 
 use crate::{lines_of_turns, lives, mounted::Mounted};
+
+/// How long a shim expects a crabd that is late.
+const LATE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Ends crabd and what it has pinned: as on a host where it never ran.
 fn forget_crabd() -> Result<()> {
@@ -87,6 +90,34 @@ fn a_crabd_that_cannot_run_leaves_turns_unobserved_and_right() -> Result<()> {
         crab.wait_until_observed(sandbox)?;
     }
     Ok(())
+}
+
+#[test]
+fn a_crabd_that_comes_late_watches_those_who_gave_up_waiting() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    // For longer than a turn waits for it.
+    let crabd = Swapped::wrapped(processes::CRABD_PATH, |real| {
+        let real = real.display();
+        format!("#!/bin/bash\nsleep 5\nexec -a crabd {real} \"$@\"\n")
+    })?;
+    forget_crabd()?;
+    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
+    let turn = crab.turn_of(&sandbox, Class::None, "true")?;
+    ensure!(turn.record.unobserved.is_some(), "crabd was there at once");
+    // Without another turn that would ask for it.
+    let words = format!("watching sandbox=\"default/{}\"", sandbox.id());
+    poll("it is watched", LATE_LIMIT, || {
+        let log = fs::read_to_string("/run/crab/crabd.log").context("read crabd's log")?;
+        Ok(log.contains(&words).then_some(()))
+    })?;
+    crab.turn_of(&sandbox, Class::None, "true")?;
+    let turn = crab.turn_of(&sandbox, Class::None, "true")?;
+    assert_eq!(turn.record.unobserved, None);
+    drop(crabd);
+    forget_crabd()?;
+    crab.wait_until_observed(&sandbox)
 }
 
 #[test]
