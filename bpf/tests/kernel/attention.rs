@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crab_bpf::Programs;
+
 use crate::world::{Seat, World, worlds};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -26,6 +28,13 @@ fn threads(pid: u32, file: &str) -> Vec<String> {
     tasks
         .map(|task| fs::read_to_string(task.unwrap().path().join(file)).unwrap())
         .collect()
+}
+
+/// Whether the host's system calls are counted.
+fn is_attached(world: &World) -> bool {
+    let sets = fs::read_dir(world.pin_dir()).unwrap();
+    sets.map(|set| set.unwrap().path().join("link_sys_exit"))
+        .any(|link| link.exists())
 }
 
 /// Until a thread of the process is blocked in one of these calls, and all are off the CPU.
@@ -130,8 +139,11 @@ fn attention_that_is_over_counts_nothing_and_can_be_had_again() {
         for _ in 0..2 {
             world.attend(Duration::ZERO, &[]);
             assert_eq!(calls(&mut world), 0);
+            assert!(is_attached(&world));
             world.tracer().relax().unwrap();
             assert_eq!(calls(&mut world), 0);
+            // By system calls, it is what counts all else, too.
+            assert_eq!(is_attached(&world), world.programs == Programs::Syscalls);
         }
         world.attend(LONG, &[]);
         assert!(calls(&mut world) > 0);
