@@ -76,7 +76,7 @@ const PATH_MAX: usize = 4095;
 const RUN_DIR_MAX: usize = 80;
 
 /// Every setting, in the order of the sample and of the documentation.
-pub const SETTINGS: [Setting; 16] = [
+pub const SETTINGS: &[Setting] = &[
     Setting {
         section: "",
         key: "store",
@@ -249,6 +249,15 @@ pub const SETTINGS: [Setting; 16] = [
         per_sandbox: PerSandbox::Yes,
         field: Field::Patterns(|config| &mut config.ignore.paths),
     },
+    Setting {
+        section: "ignore",
+        key: "processes",
+        kind: Kind::Patterns(PatternsOf::Processes),
+        what: "Which processes do not matter for recovery: their coming, their progress and their end alone call for no checkpoint.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Yes,
+        field: Field::Patterns(|config| &mut config.ignore.processes),
+    },
 ];
 
 /// The sections, in that order.
@@ -317,7 +326,7 @@ mod tests {
             "| setting | default | value | what it is for | per sandbox |\n\
              | --- | --- | --- | --- | --- |\n",
         );
-        for setting in &SETTINGS {
+        for setting in SETTINGS {
             let default = match setting.default() {
                 Some(default) => format!("`{default}`"),
                 None => setting.otherwise.into(),
@@ -342,7 +351,7 @@ mod tests {
 
     #[test]
     fn each_setting_takes_a_value_of_its_kind() {
-        for setting in &SETTINGS {
+        for setting in SETTINGS {
             let text = match setting.kind {
                 Kind::Switch => "false".into(),
                 Kind::Number { min, .. } => min.to_string(),
@@ -361,7 +370,7 @@ mod tests {
     /// The rule of [`PerSandbox`], whatever is added.
     #[test]
     fn no_sandbox_may_name_a_program_or_a_path_or_take_more_of_the_host() {
-        for setting in &SETTINGS {
+        for setting in SETTINGS {
             match setting.kind {
                 Kind::Path { .. } | Kind::Command | Kind::Level => {
                     assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());

@@ -163,6 +163,8 @@ impl Turns {
 pub struct Ignore {
     /// Patterns of absolute paths in the container.
     pub paths: Vec<String>,
+    /// Patterns of names or command lines of processes.
+    pub processes: Vec<String>,
 }
 
 /// How much is logged.

@@ -72,6 +72,8 @@ impl ProcessHalf {
 pub(crate) struct ProcessEvidence {
     /// No process matters now.
     pub(crate) none_now: bool,
+    /// Some are there all the same, which are ignored.
+    pub(crate) others_now: bool,
     /// Some did when the newest checkpoint was taken.
     pub(crate) some_before: bool,
     /// How they differ; nothing if there is no earlier record to compare with.
@@ -89,8 +91,13 @@ pub(crate) fn process_half(evidence: ProcessEvidence) -> ProcessHalf {
         ProcessEvidence {
             none_now: true,
             some_before: true,
+            others_now,
             ..
-        } => ProcessHalf::Gone("the last process ended".into()),
+        } => match others_now {
+            false => ProcessHalf::Gone("the last process ended".into()),
+            // A checkpoint has all that is there.
+            true => ProcessHalf::Image("the last process that matters ended".into()),
+        },
         ProcessEvidence {
             difference: None, ..
         } => ProcessHalf::Image("processes that were not recorded before".into()),
@@ -219,6 +226,7 @@ mod tests {
         let half = |none_now, some_before, difference| {
             process_half(ProcessEvidence {
                 none_now,
+                others_now: false,
                 some_before,
                 difference,
             })
@@ -231,6 +239,16 @@ mod tests {
             ProcessHalf::Image(_)
         ));
         assert!(matches!(half(false, true, None), ProcessHalf::Image(_)));
+        let beside_others = |some_before| {
+            process_half(ProcessEvidence {
+                none_now: true,
+                others_now: true,
+                some_before,
+                difference: None,
+            })
+        };
+        assert_eq!(beside_others(false), ProcessHalf::Unchanged);
+        assert!(matches!(beside_others(true), ProcessHalf::Image(_)));
     }
 
     #[test]

@@ -9,17 +9,22 @@
 use std::collections::BTreeMap;
 
 use crab_config::{Ignore, Patterns, PatternsOf};
-use crab_runtime::files::{Change, ChangeKind, FileKind};
-use crab_store::{ChangedPath, IgnoredBy, MAX_CHANGED, PathKind, escape};
+use crab_runtime::{
+    files::{Change, ChangeKind, FileKind},
+    procs::Process,
+};
+use crab_store::{ChangedPath, IgnoredBy, MAX_CHANGED, PathKind, command_line, escape};
 
-/// The setting that path patterns are in.
+/// The settings that the patterns are in.
 const PATHS: &str = "ignore.paths";
+const PROCESSES: &str = "ignore.processes";
 
 /// The rules of one sandbox.
 #[derive(Debug)]
 pub(crate) struct Relevance {
-    rules: Vec<String>,
+    rules: Ignore,
     paths: Option<Patterns>,
+    processes: Option<Patterns>,
 }
 
 /// The changes of all roots, sorted.
@@ -38,13 +43,16 @@ pub(crate) struct Verdict {
 impl Relevance {
     /// Those of a configuration.
     pub(crate) fn of(ignore: &Ignore) -> Self {
-        let paths = Patterns::new(PatternsOf::Paths, &ignore.paths);
-        let paths = paths.inspect_err(|error| {
-            tracing::error!(error, "{PATHS} cannot be used: everything matters");
-        });
+        let compiled = |setting: &str, of: PatternsOf, patterns: &[String]| {
+            let compiled = Patterns::new(of, patterns).inspect_err(|error| {
+                tracing::error!(error, "{setting} cannot be used: everything matters");
+            });
+            compiled.ok().filter(|patterns| !patterns.is_empty())
+        };
         Self {
-            rules: ignore.paths.clone(),
-            paths: paths.ok().filter(|patterns| !patterns.is_empty()),
+            rules: ignore.clone(),
+            paths: compiled(PATHS, PatternsOf::Paths, &ignore.paths),
+            processes: compiled(PROCESSES, PatternsOf::Processes, &ignore.processes),
         }
     }
 
@@ -71,7 +79,7 @@ impl Relevance {
             verdict.passed_over += 1;
             let by = ignored.entry(rule).or_insert_with(|| IgnoredBy {
                 setting: PATHS.into(),
-                rule: self.rules[rule].clone(),
+                rule: self.rules.paths[rule].clone(),
                 count: 0,
                 first: escape(&path),
             });
@@ -79,6 +87,36 @@ impl Relevance {
         }
         verdict.ignored = ignored.into_values().collect();
         verdict
+    }
+
+    /// The rule by which a process does not matter, if one does. It is known by its name,
+    /// or by its arguments with blanks between them; either is what it says of itself.
+    pub(crate) fn rule_for_process(&self, process: &Process) -> Option<usize> {
+        let processes = self.processes.as_ref()?;
+        let by_name = processes.covering(process.comm.as_bytes());
+        let by_command = processes.covering(process.args.join(" ").as_bytes());
+        by_name.into_iter().chain(by_command).min()
+    }
+
+    /// The changes of processes that do not matter, rule by rule.
+    pub(crate) fn processes_passed_over<'a>(
+        &self,
+        processes: impl IntoIterator<Item = &'a Process>,
+    ) -> Vec<IgnoredBy> {
+        let mut ignored: BTreeMap<usize, IgnoredBy> = BTreeMap::new();
+        for process in processes {
+            let Some(rule) = process.ignored else {
+                continue;
+            };
+            let by = ignored.entry(rule).or_insert_with(|| IgnoredBy {
+                setting: PROCESSES.into(),
+                rule: self.rules.processes.get(rule).cloned().unwrap_or_default(),
+                count: 0,
+                first: command_line(&process.args),
+            });
+            by.count += 1;
+        }
+        ignored.into_values().collect()
     }
 
     fn rule_for(&self, path: &[u8], change: &Change) -> Option<usize> {
@@ -133,7 +171,11 @@ mod tests {
     fn judge(patterns: &[&str], changes: &[(Vec<u8>, Change)]) -> Verdict {
         let paths = patterns.iter().map(ToString::to_string).collect();
         let pairs = changes.iter().map(|(path, change)| (path.clone(), change));
-        Relevance::of(&Ignore { paths }).judge(pairs)
+        let ignore = Ignore {
+            paths,
+            ..Ignore::default()
+        };
+        Relevance::of(&ignore).judge(pairs)
     }
 
     fn relevant(patterns: &[&str], changes: &[(Vec<u8>, Change)]) -> Vec<String> {

@@ -4,7 +4,7 @@
 //! that something else calls for.
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Client, Crab, DEBIAN, RunOptions, Sandbox, Testbed};
+use crab_integration::{BUSYBOX, Client, Crab, DEBIAN, RunOptions, Sandbox, Testbed, sleeper};
 use crab_store::{Class, IgnoredBy, Trigger};
 
 const RULES: &str = "dev.crab.ignore.paths=**/__pycache__/** /root/.cache/** /dev/shm/scratch/**";
@@ -178,5 +178,63 @@ fn an_ignored_file_that_a_process_holds_fits_the_process_image() -> Result<()> {
     crab.rollback(&sandbox, gone.number())?;
     ensure!(!has(&sandbox, held)? && has(&sandbox, "/root/y")?);
     ensure!(sandbox.sh_ok("pgrep -f 'sleep 1000' | wc -l")?.trim() != "0");
+    Ok(())
+}
+
+/// Patterns of processes; a blank in one is written `?`.
+const PROCESSES: &str = "dev.crab.ignore.processes=sleep?10* *ticker.py";
+
+#[test]
+fn an_ignored_process_calls_for_no_image_and_is_in_each() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let flags = ["--annotation", PROCESSES];
+    let options = RunOptions::without_bytecode().flags(flags);
+    let sandbox = testbed.ctr().run(DEBIAN, options)?;
+    let turn = crab.turn_of(&sandbox, Class::None, &sleeper(1000))?;
+    let by = &turn.record.effects.ignored;
+    ensure!(
+        by.len() == 1 && by[0].setting == "ignore.processes" && by[0].first == "sleep 1000",
+        "{by:?}"
+    );
+    let ticker = "printf 'import time\nwhile True: time.sleep(0.01)\n' >/root/ticker.py";
+    crab.turn_of(&sandbox, Class::Files, ticker)?;
+    let start = "setsid python3 /root/ticker.py </dev/null >/dev/null 2>&1 & \
+         until grep -qs '^230 ' /proc/$!/syscall; do :; done";
+    crab.turn_of(&sandbox, Class::None, start)?;
+    // It goes on all the time.
+    crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+    crab.turn_of(&sandbox, Class::None, "true")?;
+
+    let turn = crab.turn_of(&sandbox, Class::Processes, &sleeper(2000))?;
+    ensure!(turn.record.degraded.is_none(), "{:?}", turn.record.degraded);
+    let show = crab.show(&sandbox, turn.number())?;
+    let held = show["checkpoint"]["contents"]["processes"].as_array();
+    ensure!(held.is_some_and(|held| held.len() == 3), "{show}");
+    let told = show["record"]["effects"]["processes"].as_array();
+    ensure!(told.is_some_and(|told| told.len() == 1), "{show}");
+    // One that matters and idles, beside those that do not and do not.
+    crab.turn_of(&sandbox, Class::None, "true")?;
+    crab.turn_of(&sandbox, Class::Files, "echo y >/root/y")?;
+
+    let kill = |what: &str| format!("pkill -f '{what}'; while pgrep -f '{what}'; do :; done");
+    let last = crab.turn_of(&sandbox, Class::Processes, &kill("[s]leep 2000"))?;
+    ensure!(
+        last.record.reason.contains("that matters"),
+        "{}",
+        last.record.reason
+    );
+    crab.turn_of(&sandbox, Class::None, &kill("[t]icker.py"))?;
+
+    let count = "pgrep -fc 'sleep [12]000|[t]icker.py'";
+    crab.rollback(&sandbox, turn.number())?;
+    ensure!(sandbox.sh_ok(count)?.trim() == "3");
+    crab.rollback(&sandbox, last.number())?;
+    ensure!(
+        sandbox
+            .sh_ok("pgrep -f '[t]icker.py' >/dev/null && echo it ticks")?
+            .trim()
+            == "it ticks"
+    );
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rule for inits that only hold their container open.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use super::{Process, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};
@@ -38,7 +38,7 @@ impl KeepAlive {
         let processes = may_be.into_iter().filter_map(read_process);
         Ok(processes
             .filter(|process| self.covers(process))
-            .filter_map(|process| inner_pid(&process.dir()))
+            .filter_map(|process| process.inner_pid())
             .collect())
     }
 
@@ -51,15 +51,6 @@ impl KeepAlive {
         }
         process.parent == self.init && wrapped(&self.args).is_some_and(same)
     }
-}
-
-/// The last of the ids in `NSpid` (proc_pid_status(5)).
-fn inner_pid(dir: &Path) -> Option<u32> {
-    let status = fs::read_to_string(dir.join("status")).ok()?;
-    let ids = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
-    ids.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 /// The command that a minimal init runs: `tini -- sleep infinity`.

@@ -24,6 +24,7 @@ mod read;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -75,14 +76,18 @@ pub struct Process {
     pub comm: String,
     /// Its arguments.
     pub args: Vec<String>,
+    /// The rule by which its coming, its progress and its end alone do not matter, if one
+    /// does: see [`Set::mark`].
+    pub ignored: Option<usize>,
     threads: BTreeMap<i32, Thread>,
     /// The thread through which its memory and its descriptors are seen: the first one
     /// that lives.
     seat: i32,
 }
 
-/// The processes of a sandbox that matter: all but zombies and a keep-alive
-/// init.
+/// The processes of a sandbox that an image has to hold: all but zombies and a
+/// keep-alive init. Where they are compared, those that are marked as ignored are passed
+/// over.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Set {
     processes: BTreeMap<(i32, u64), Process>,
@@ -138,14 +143,26 @@ impl Set {
         Ok(Self { processes })
     }
 
-    /// Whether no process matters.
+    /// Marks the processes for which `rule` gives one.
+    pub fn mark(&mut self, rule: impl Fn(&Process) -> Option<usize>) {
+        for process in self.processes.values_mut() {
+            process.ignored = rule(process);
+        }
+    }
+
+    /// Whether all there are, if any, are ignored.
+    pub fn all_ignored(&self) -> bool {
+        self.iter().all(|process| process.ignored.is_some())
+    }
+
+    /// Whether there is no process.
     pub fn is_empty(&self) -> bool {
         self.processes.is_empty()
     }
 
     /// Whether every thread sleeps, with no system call half done.
     pub fn at_rest(&self) -> bool {
-        self.iter()
+        self.relevant()
             .all(|process| process.threads.values().all(|thread| thread.rests()))
     }
 
@@ -157,6 +174,10 @@ impl Set {
             .find(|process| process.pid != init && !pids.contains(&process.parent))
     }
 
+    fn relevant(&self) -> impl Iterator<Item = &Process> {
+        self.iter().filter(|process| process.ignored.is_none())
+    }
+
     /// The processes, by pid.
     pub fn iter(&self) -> impl Iterator<Item = &Process> {
         self.processes.values()
@@ -165,29 +186,26 @@ impl Set {
     /// How this set differs from an earlier one.
     pub fn since(&self, earlier: &Self) -> Difference {
         let mut difference = Difference::default();
-        for (key, process) in &self.processes {
-            match earlier.processes.get(key) {
-                None => difference.started += 1,
-                Some(before) if !process.rests_since(before) => difference.ran += 1,
-                Some(_) => {}
+        for (change, process) in self.changes_since(earlier) {
+            match change {
+                _ if process.ignored.is_some() => {}
+                ProcessChange::Started => difference.started += 1,
+                ProcessChange::Ran => difference.ran += 1,
+                ProcessChange::Ended => difference.ended += 1,
             }
         }
-        difference.ended = earlier
-            .processes
-            .keys()
-            .filter(|key| !self.processes.contains_key(key))
-            .count();
         difference
     }
 
     /// Where the threads are blocked; compared by content, not by id.
     pub fn places(&self) -> Places {
-        let threads = self.processes.values().flat_map(|p| p.threads.values());
+        let threads = self.relevant().flat_map(|p| p.threads.values());
         let living = threads.filter(|thread| thread.state != 'Z');
         living.map(|thread| thread.place.clone()).collect()
     }
 
-    /// After a freeze or a restore: the set as soon as every thread is blocked in
+    /// After a freeze or a restore: the set, marked by `rule`, as soon as every thread that
+    /// matters is blocked in
     /// the `places` of before; none if they are not within `limit`, or cannot be any more
     /// because something `went_on`. Then the next comparison must take them for changed.
     ///
@@ -196,6 +214,7 @@ impl Set {
     pub fn settle(
         cgroup: &Cgroup,
         keep_alive: Option<&KeepAlive>,
+        rule: impl Fn(&Process) -> Option<usize>,
         places: &Places,
         limit: Duration,
         mut went_on: impl FnMut() -> bool,
@@ -208,7 +227,8 @@ impl Set {
         let mut asked = start;
         let mut last: Option<Self> = None;
         loop {
-            let now = Self::of(cgroup, keep_alive)?;
+            let mut now = Self::of(cgroup, keep_alive)?;
+            now.mark(&rule);
             // Twice the same: a thread on its way into the call has the call's
             // number already, but is not yet off the CPU.
             let back = now.places().are(places);
@@ -238,6 +258,17 @@ impl Process {
     /// Where its memory and its descriptors are seen in `/proc`.
     pub fn dir(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}", self.seat))
+    }
+
+    /// Its id in the innermost pid namespace that it is in: the last one in `NSpid`
+    /// (proc_pid_status(5)).
+    pub fn inner_pid(&self) -> Option<u32> {
+        let status = fs::read(self.dir().join("status")).ok()?;
+        let line = status
+            .split(|byte| *byte == b'\n')
+            .find_map(|line| line.strip_prefix(b"NSpid:"))?;
+        let last = line.rsplit(u8::is_ascii_whitespace).next()?;
+        std::str::from_utf8(last).ok()?.parse().ok()
     }
 
     fn first_thread_has_ended(&self) -> bool {

@@ -58,6 +58,7 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
         start: stat.start,
         comm: stat.comm,
         args: read_args(seat),
+        ignored: None,
         threads,
         seat,
     })

@@ -12,7 +12,7 @@ use crab_runtime::{
 };
 use crab_store::{ProcessEntry, command_line};
 
-use super::{Capture, effects::inner_pid};
+use super::Capture;
 use crate::{
     container::INIT,
     directories::Directories,
@@ -113,7 +113,7 @@ impl Capture {
 pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {
     set.iter()
         .map(|process| ProcessEntry {
-            pid: inner_pid(process).unwrap_or(process.pid as u32),
+            pid: process.inner_pid().unwrap_or(process.pid as u32),
             comm: process.comm.clone(),
             cmdline: command_line(&process.args),
         })

@@ -2,7 +2,7 @@
 //! What a turn did, for people to read: its processes, where they listen, and what went
 //! out. Nothing is decided by it.
 
-use std::{collections::BTreeMap, fs};
+use std::collections::BTreeMap;
 
 use crab_api::tracer::Effects;
 use crab_runtime::procs::{Process, ProcessChange, Set};
@@ -20,28 +20,34 @@ impl Capture {
         &self,
         half: &ProcessHalf,
         now: &Set,
-        ignored: Vec<IgnoredBy>,
+        mut ignored: Vec<IgnoredBy>,
         counted: Option<&Effects>,
     ) -> TurnEffects {
         let mut effects = TurnEffects {
-            ignored,
             external: external(self.base.as_ref(), counted),
             ..TurnEffects::default()
         };
-        if *half == ProcessHalf::Unchanged {
-            return effects;
-        }
         // Which they were is known also where it is not known what they have done since.
         if let Some(before) = self.baseline.as_ref().or(self.captured.as_ref()) {
-            let changes = now.changes_since(before);
-            effects.processes_changed = changes.len() as u64;
-            effects.processes = changes
+            let (passed_over, changes): (Vec<_>, Vec<_>) = now
+                .changes_since(before)
                 .into_iter()
-                .take(MAX_PROCESSES)
-                .map(|(change, process)| told(change, process))
-                .collect();
+                .partition(|(_, process)| process.ignored.is_some());
+            let passed_over = passed_over.into_iter().map(|(_, process)| process);
+            ignored.extend(self.relevance.processes_passed_over(passed_over));
+            if *half != ProcessHalf::Unchanged {
+                effects.processes_changed = changes.len() as u64;
+                effects.processes = changes
+                    .into_iter()
+                    .take(MAX_PROCESSES)
+                    .map(|(change, process)| told(change, process))
+                    .collect();
+            }
         }
-        effects.listening = listening(now);
+        if *half != ProcessHalf::Unchanged {
+            effects.listening = listening(now);
+        }
+        effects.ignored = ignored;
         effects
     }
 }
@@ -66,7 +72,9 @@ fn external(before: Option<&Effects>, now: Option<&Effects>) -> BTreeMap<String,
 }
 
 fn told(change: ProcessChange, process: &Process) -> ChangedProcess {
-    let pid = inner_pid(process).filter(|_| change != ProcessChange::Ended);
+    let pid = process
+        .inner_pid()
+        .filter(|_| change != ProcessChange::Ended);
     ChangedProcess {
         change: match change {
             ProcessChange::Started => crab_store::ProcessChange::Started,
@@ -77,16 +85,6 @@ fn told(change: ProcessChange, process: &Process) -> ChangedProcess {
         comm: process.comm.clone(),
         cmdline: command_line(&process.args),
     }
-}
-
-/// The pid of a process in the innermost pid namespace that it is in.
-pub(super) fn inner_pid(process: &Process) -> Option<u32> {
-    let status = fs::read(process.dir().join("status")).ok()?;
-    let line = status
-        .split(|byte| *byte == b'\n')
-        .find_map(|line| line.strip_prefix(b"NSpid:"))?;
-    let last = line.rsplit(|byte| byte.is_ascii_whitespace()).next()?;
-    std::str::from_utf8(last).ok()?.parse().ok()
 }
 
 fn listening(set: &Set) -> Vec<ListeningSocket> {

@@ -27,6 +27,9 @@ use crate::tracer::Attention;
 /// hold, or from the end of one until the threads have settled.
 const ATTENTION: Duration = Duration::from_secs(3);
 
+/// How many processes crabd passes over when it counts.
+const MAX_SPARED: usize = 3;
+
 /// How long restored threads may take to be where they were when they were dumped.
 const SETTLE_RESTORED: Duration = Duration::from_millis(200);
 
@@ -48,13 +51,18 @@ impl Epoch {
 }
 
 impl Capture {
-    /// Has completed calls counted from now on; nothing if nobody can.
-    pub(super) fn epoch(&self) -> Option<Epoch> {
+    /// Has completed calls counted from now on, but not those of processes in this set that
+    /// are ignored; nothing if nobody can.
+    pub(super) fn epoch(&self, set: &Set) -> Option<Epoch> {
         let asked = Instant::now();
-        let spared = match &self.keep_alive {
+        let mut spared = match &self.keep_alive {
             Some(keep_alive) => keep_alive.inner_pids(&self.cgroup).ok()?,
             None => Vec::new(),
         };
+        let ignored = set.iter().filter(|process| process.ignored.is_some());
+        spared.extend(ignored.filter_map(|process| process.inner_pid()));
+        // Those that are too many for it count: their calls are taken for the others'.
+        spared.truncate(MAX_SPARED);
         let namespace = fs::metadata(format!("/proc/{}/ns/pid", self.init)).ok()?;
         let attention = Attention {
             duration: ATTENTION,
@@ -85,6 +93,7 @@ impl Capture {
             Some(epoch) => Set::settle(
                 &self.cgroup,
                 self.keep_alive.as_ref(),
+                |process| self.relevance.rule_for_process(process),
                 places,
                 limit,
                 || !self.effects_now().is_some_and(|now| epoch.still_at(&now)),
@@ -103,7 +112,7 @@ impl Capture {
     /// places. What one has done before the sandbox was watched again, milliseconds after
     /// it was resumed, is not known.
     pub(crate) fn settle_restored(&mut self, places: &Places) -> Result<()> {
-        let epoch = self.epoch();
+        let epoch = self.epoch(&self.processes()?);
         self.settle(places, epoch.as_ref(), SETTLE_RESTORED)
     }
 }

@@ -46,13 +46,13 @@ impl Capture {
         }
     }
 
-    pub(super) fn take_frozen(&mut self, mut look: Look) -> Result<Taken> {
+    pub(super) fn take_frozen(&mut self, mut look: Look, set_before: &Set) -> Result<Taken> {
         // Asked only of a crabd that answered just now: it must not keep the sandbox
         // frozen.
         let watched = look.epoch.is_some();
         let mut running = None;
         if watched && !look.half.needs_image() {
-            running = self.epoch();
+            running = self.epoch(set_before);
         }
         // One set tells what ran and where all are blocked: a run between two sets
         // would be in neither.
@@ -89,7 +89,7 @@ impl Capture {
             };
             if moved.started + moved.ended > 0 {
                 look.half = self.half(&stopped);
-            } else if !stopped.is_empty() && !rested {
+            } else if !stopped.all_ignored() && !rested {
                 look.half = ProcessHalf::Image("processes that went on until the freeze".into());
             }
         }
@@ -127,7 +127,7 @@ impl Capture {
         let last = self.processes()?;
         let mut thawed = None;
         if watched && !last.is_empty() {
-            thawed = self.epoch();
+            thawed = self.epoch(&last);
         }
         let frozen_us = micros(frozen.thaw()?);
         drop(still);

@@ -146,13 +146,19 @@ impl Capture {
     }
 
     fn processes(&self) -> Result<Set> {
-        Ok(Set::of(&self.cgroup, self.keep_alive.as_ref())?)
+        let mut set = Set::of(&self.cgroup, self.keep_alive.as_ref())?;
+        set.mark(|process| self.relevance.rule_for_process(process));
+        Ok(set)
     }
 
     fn half(&self, now: &Set) -> ProcessHalf {
+        // Without any, something may have been there that is not on record.
+        let only_ignored = |before: &Set| !before.is_empty() && before.all_ignored();
+        let only_ignored = self.baseline.as_ref().is_some_and(only_ignored);
         decide::process_half(ProcessEvidence {
-            none_now: now.is_empty(),
-            some_before: self.some_processes,
+            none_now: now.all_ignored(),
+            others_now: !now.is_empty(),
+            some_before: self.some_processes && !only_ignored,
             difference: self.baseline.as_ref().map(|before| now.since(before)),
         })
     }

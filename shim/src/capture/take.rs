@@ -104,7 +104,7 @@ impl Capture {
         let taken = match running {
             Ok(taken) => taken,
             Err(_) if !may_freeze => return Ok(None),
-            Err(look) => self.take_frozen(look)?,
+            Err(look) => self.take_frozen(look, &set)?,
         };
         self.owed = false;
         self.reread = false;
