@@ -2,7 +2,7 @@
 //! An agent that runs inside the sandbox: nobody tells it anything, so its turns are known by its
 //! rest alone.
 //!
-//! It is the container's program, if that has no stdin and does more than hold the container open, or a
+//! It is the container's program, unless that is at a terminal or only holds the container open, or a
 //! program that an exec began and that was found waiting for the network. Each time
 //! it has gone on and then waits again, a turn is over. No turn is ever open on its account: a busy
 //! server would hold it open for ever, and the execs beside it are turns of their own.
@@ -23,7 +23,7 @@ use super::{
     record::Way,
     task::{Open, Task},
 };
-use crate::{container::INIT, stdio::Drive};
+use crate::container::INIT;
 
 /// The share of a rest after which it is looked at again, and for how long at most it is not.
 const SHARE: u32 = 10;
@@ -59,7 +59,8 @@ impl Task {
     pub(super) fn begin_inside(&mut self, holds_open: bool) {
         self.inside = None;
         let client = self.container.processes.client(INIT);
-        let is_told = client.is_some_and(|client| client.drive() != Drive::Never);
+        // A client may attach a stdin that nobody ever writes to: `ctr run -d` does.
+        let is_told = client.is_some_and(|client| client.terminal());
         if self.history.is_err() || holds_open || is_told {
             return;
         }
