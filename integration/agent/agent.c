@@ -8,7 +8,6 @@
  * process of its own. An operation that fails (there is no such file) is no error: whoever
  * starts this looks at what came of it. With `-v' first, the results are printed.
  */
-#include "ipc.h"
 #include "server.h"
 
 /* children COUNT: they come and go. */
@@ -141,10 +140,6 @@ static const struct { const char *name; long words; long (*act)(char **); } oper
 	{ "chmod32", 2, op_chmod32 },
 	{ "memfd", 2, op_memfd },
 	{ "shm", 2, op_shm },
-	{ "sysvshm", 2, op_sysvshm },
-	{ "sysvmsg", 2, op_sysvmsg },
-	{ "sysvsem", 1, op_sysvsem },
-	{ "sysvgone", 1, op_sysvgone },
 	{ "spawn", 3, op_spawn },
 	{ "tell", 2, op_tell },
 	{ "kill", 1, op_kill },
