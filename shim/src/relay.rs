@@ -138,3 +138,43 @@ pub(crate) async fn relay_terminal(terminal: Arc<Terminal>, client: Attached) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, sync::mpsc, thread, time::Duration};
+
+    use crab_runtime::reaper::Reaper;
+
+    use super::*;
+    use crate::stdio::{Owner, StdioPaths};
+
+    #[test]
+    fn output_that_never_pauses_ends_with_its_client() {
+        let owner = Owner {
+            id: "x".into(),
+            namespace: "x".into(),
+            uid: 0,
+            gid: 0,
+            // Asked for nothing: this client has no log driver.
+            reaper: Reaper::start().unwrap(),
+        };
+        let (done, end) = mpsc::channel();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let client = Client::new(StdioPaths::default(), owner);
+                client.connect().await.unwrap();
+                let mut outlet = Outlet::new(Attached::new(client.clone()), false);
+                let endless = File::open("/dev/zero").unwrap();
+                let mut buffer = vec![0; CHUNK];
+                let rest = outlet.deliver_rest(&endless, &mut buffer);
+                tokio::join!(client.take_leave(), rest);
+            });
+            done.send(()).unwrap();
+        });
+        end.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+}

@@ -317,20 +317,6 @@ fn a_stdin_that_is_gone_is_at_its_end() -> Result<()> {
 }
 
 #[test]
-fn output_without_a_pause_and_for_nobody_holds_up_no_delete() -> Result<()> {
-    let testbed = Testbed::here()?;
-    let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
-    let calls = Calls::of(&sandbox)?;
-    // What it leaves writes faster than one can read.
-    let script = "for n in 1 2 3 4; do yes & done";
-    calls.run("e", &["sh", "-c", script])?.map_err(denied)?;
-    calls.wait("e")?.map_err(denied)?;
-    calls.delete("e")?.map_err(denied)?;
-    calls.state("")?.map_err(denied)?;
-    Ok(())
-}
-
-#[test]
 fn a_rollback_needs_no_reader() -> Result<()> {
     let testbed = Testbed::here()?;
     let crab = testbed.crab();
