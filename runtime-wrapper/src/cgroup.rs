@@ -424,6 +424,9 @@ fn is_named(directory: &str, id: &str) -> bool {
             .is_some_and(|prefix| prefix.is_empty() || prefix.ends_with(['-', ':']))
 }
 
+/// How long what was frozen may take to be so again.
+const AGAIN: Duration = Duration::from_millis(500);
+
 /// Whether a process has ended and only waits to be reaped, or is gone.
 fn is_zombie(pid: i32) -> bool {
     Stat::of(pid).is_none_or(|stat| stat.has_ended())
@@ -449,6 +452,37 @@ impl Frozen {
             self.cgroup.thaw()?;
         }
         Ok(self.since.elapsed())
+    }
+
+    /// Does something that has threads stop in another way, who have been told to. v1's freezer
+    /// lets none stop as long as it holds it, v2's does.
+    ///
+    /// # Errors
+    /// When v1's cannot be thawed, or frozen again.
+    pub(crate) fn while_stopping<T>(&self, wait: impl FnOnce() -> T) -> Result<T, CgroupError> {
+        if self.cgroup.freezer.is_none() {
+            return Ok(wait());
+        }
+        self.cgroup.reach(false, AGAIN)?;
+        let waited = wait();
+        self.cgroup.reach(true, AGAIN)?;
+        Ok(waited)
+    }
+
+    /// Thaws it, come what may.
+    ///
+    /// # Errors
+    /// When it stays frozen.
+    pub(crate) fn let_go(&self) -> Result<(), CgroupError> {
+        self.cgroup.reach(false, AGAIN)
+    }
+
+    /// Waits until all that has been stopped in another way is frozen again.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(crate) fn again(&self) -> Result<(), CgroupError> {
+        self.cgroup.reach(true, AGAIN)
     }
 
     /// Lets it be frozen from now on.

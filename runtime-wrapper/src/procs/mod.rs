@@ -11,11 +11,14 @@
 //! way is for the caller to know: no time that it ran tells, because a host takes its
 //! own interrupts and waits for a CPU on the thread's account.
 //!
+//! One that ran may be as it was nevertheless: [`Content`] tells by what it holds.
+//!
 //! A *keep-alive* init only holds the container open: starting it again restores
 //! it, so that it needs no image. Only the command of the container's own
 //! specification counts for that, never what a process calls itself.
 
 mod changes;
+mod content;
 mod holds;
 mod keep_alive;
 mod listening;
@@ -31,7 +34,11 @@ use std::{
 };
 
 pub use self::{
-    changes::ProcessChange, holds::descriptors, keep_alive::KeepAlive, listening::Listening,
+    changes::ProcessChange,
+    content::{Changed, Content, ContentError},
+    holds::descriptors,
+    keep_alive::KeepAlive,
+    listening::Listening,
     places::Places,
 };
 use self::{places::NO_CALL, read::read_process};
@@ -166,6 +173,11 @@ impl Set {
             .all(|process| process.threads.values().all(|thread| thread.rests()))
     }
 
+    /// Whether a process is stopped, by a signal or a tracer.
+    pub fn holds_stopped(&self) -> bool {
+        self.iter().any(Process::is_stopped)
+    }
+
     /// A process that is not the init's descendant, in a set that holds the init:
     /// what an exec runs. CRIU dumps the init's tree and leaves such ones out.
     pub fn beside_init(&self, init: i32) -> Option<&Process> {
@@ -195,6 +207,15 @@ impl Set {
             }
         }
         difference
+    }
+
+    /// The same when nothing is known of what those did that are in both.
+    pub fn since_unknown(&self, earlier: &Self) -> Difference {
+        let difference = self.since(earlier);
+        Difference {
+            ran: self.processes.len() - difference.started,
+            ..difference
+        }
     }
 
     /// Where the threads are blocked; compared by content, not by id.
@@ -269,6 +290,12 @@ impl Process {
             .find_map(|line| line.strip_prefix(b"NSpid:"))?;
         let last = line.rsplit(u8::is_ascii_whitespace).next()?;
         std::str::from_utf8(last).ok()?.parse().ok()
+    }
+
+    /// By a signal or a tracer. While v1's freezer holds it, that is not to be seen.
+    fn is_stopped(&self) -> bool {
+        let stopped = |thread: &Thread| matches!(thread.state, 'T' | 't');
+        self.threads.values().any(stopped)
     }
 
     fn first_thread_has_ended(&self) -> bool {
