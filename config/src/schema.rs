@@ -189,6 +189,19 @@ pub const SETTINGS: &[Setting] = &[
         field: Field::Number(|config| &mut config.checkpoints.staging_bytes),
     },
     Setting {
+        section: "checkpoints",
+        key: "compare_bytes",
+        kind: Kind::Number {
+            unit: "bytes",
+            min: 0,
+            max: i64::MAX as u64,
+        },
+        what: "Up to how much memory the processes of a sandbox are compared by what they hold, to tell one that only woke up from one that changed. The sandbox is frozen while it is read. Those that hold more count as changed when they ran.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.checkpoints.compare_bytes),
+    },
+    Setting {
         section: "turns",
         key: "merge_gap_ms",
         kind: Kind::Number {

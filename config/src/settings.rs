@@ -89,6 +89,8 @@ pub struct Checkpoints {
     pub staging_dir: Option<PathBuf>,
     /// How much of it may be used, in bytes.
     pub staging_bytes: u64,
+    /// Up to how much memory processes that ran are compared by what they hold.
+    pub compare_bytes: u64,
 }
 
 impl Default for Checkpoints {
@@ -98,6 +100,7 @@ impl Default for Checkpoints {
             max_gate_ms: 2000,
             staging_dir: None,
             staging_bytes: 2 << 30,
+            compare_bytes: 256 << 20,
         }
     }
 }

@@ -57,6 +57,8 @@ pub(crate) enum ProcessHalf {
     Unchanged,
     /// Nothing is left that needs an image, and before there was.
     Gone(String),
+    /// Those that were there have run: what they hold now has to tell.
+    Ran(String),
     /// An image, for this reason.
     Image(String),
 }
@@ -64,6 +66,11 @@ pub(crate) enum ProcessHalf {
 impl ProcessHalf {
     pub(crate) fn needs_image(&self) -> bool {
         matches!(self, Self::Image(_))
+    }
+
+    /// Whether the processes have to stand still for it.
+    pub(crate) fn needs_freeze(&self) -> bool {
+        matches!(self, Self::Image(_) | Self::Ran(_))
     }
 }
 
@@ -78,6 +85,8 @@ pub(crate) struct ProcessEvidence {
     pub(crate) some_before: bool,
     /// How they differ; nothing if there is no earlier record to compare with.
     pub(crate) difference: Option<Difference>,
+    /// What they held is known.
+    pub(crate) comparable: bool,
 }
 
 /// Decides on the process half.
@@ -103,12 +112,15 @@ pub(crate) fn process_half(evidence: ProcessEvidence) -> ProcessHalf {
         } => ProcessHalf::Image("processes that were not recorded before".into()),
         ProcessEvidence {
             difference: Some(difference),
+            comparable,
             ..
         } => {
-            if difference.is_none() {
-                ProcessHalf::Unchanged
-            } else {
-                ProcessHalf::Image(format!("processes: {difference}"))
+            let only_ran = difference.started + difference.ended == 0;
+            let what = format!("processes: {difference}");
+            match difference.ran {
+                0 if only_ran => ProcessHalf::Unchanged,
+                1.. if only_ran && comparable => ProcessHalf::Ran(what),
+                _ => ProcessHalf::Image(what),
             }
         }
     }
@@ -143,7 +155,9 @@ pub(crate) fn reason(
     }
     match processes {
         ProcessHalf::Unchanged => files,
-        ProcessHalf::Gone(why) | ProcessHalf::Image(why) => format!("{files}; {why}"),
+        ProcessHalf::Gone(why) | ProcessHalf::Ran(why) | ProcessHalf::Image(why) => {
+            format!("{files}; {why}")
+        }
     }
 }
 
@@ -229,6 +243,7 @@ mod tests {
                 others_now: false,
                 some_before,
                 difference,
+                comparable: false,
             })
         };
         assert_eq!(half(true, false, Some(none)), ProcessHalf::Unchanged);
@@ -245,10 +260,33 @@ mod tests {
                 others_now: true,
                 some_before,
                 difference: None,
+                comparable: false,
             })
         };
         assert_eq!(beside_others(false), ProcessHalf::Unchanged);
         assert!(matches!(beside_others(true), ProcessHalf::Image(_)));
+    }
+
+    #[test]
+    fn only_the_same_processes_are_compared_by_what_they_hold() {
+        let half = |difference| {
+            process_half(ProcessEvidence {
+                none_now: false,
+                others_now: false,
+                some_before: true,
+                difference: Some(difference),
+                comparable: true,
+            })
+        };
+        let ran = Difference {
+            ran: 1,
+            ..Difference::default()
+        };
+        assert_eq!(half(ran), ProcessHalf::Ran("processes: 1 ran".into()));
+        assert!(half(ran).needs_freeze() && !half(ran).needs_image());
+        let also_ended = Difference { ended: 1, ..ran };
+        assert!(matches!(half(also_ended), ProcessHalf::Image(_)));
+        assert_eq!(half(Difference::default()), ProcessHalf::Unchanged);
     }
 
     #[test]

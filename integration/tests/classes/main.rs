@@ -5,6 +5,7 @@
 mod beside_turns;
 mod cases;
 mod files;
+mod idle;
 mod init;
 mod nothing;
 mod processes;

@@ -213,7 +213,7 @@ impl Set {
     pub fn since_unknown(&self, earlier: &Self) -> Difference {
         let difference = self.since(earlier);
         Difference {
-            ran: self.processes.len() - difference.started,
+            ran: self.relevant().count() - difference.started,
             ..difference
         }
     }

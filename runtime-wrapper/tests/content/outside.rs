@@ -119,7 +119,11 @@ fn limits_and_priorities_are_seen() {
     let subject = sleep("state", Stdio::null());
     let pid = subject.pid().to_string();
     let run = |program: &str, args: &[&str]| {
-        let status = Command::new(program).args(args).output().map(|said| said.status).unwrap();
+        let status = Command::new(program)
+            .args(args)
+            .output()
+            .map(|said| said.status)
+            .unwrap();
         assert!(status.success(), "{program}");
     };
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);

@@ -10,7 +10,7 @@ use crab_store::{
     ChangedProcess, IgnoredBy, ListeningSocket, MAX_PROCESSES, TurnEffects, command_line, escape,
 };
 
-use super::Capture;
+use super::{Baseline, Capture};
 use crate::decide::ProcessHalf;
 
 impl Capture {
@@ -28,7 +28,12 @@ impl Capture {
             ..TurnEffects::default()
         };
         // Which they were is known also where it is not known what they have done since.
-        if let Some(before) = self.baseline.as_ref().or(self.captured.as_ref()) {
+        if let Some(before) = self
+            .baseline
+            .as_ref()
+            .and_then(Baseline::rested)
+            .or(self.captured.as_ref())
+        {
             let (passed_over, changes): (Vec<_>, Vec<_>) = now
                 .changes_since(before)
                 .into_iter()

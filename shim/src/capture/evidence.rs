@@ -18,10 +18,13 @@ use std::{
 
 use anyhow::Result;
 use crab_api::tracer::Effects;
-use crab_runtime::procs::{Places, Set};
+use crab_runtime::{
+    cgroup::Frozen,
+    procs::{Content, ContentError, Places, Set},
+};
 
-use super::Capture;
-use crate::tracer::Attention;
+use super::{Baseline, Capture};
+use crate::{still::Still, tracer::Attention};
 
 /// For how long completed calls are counted: from before a freeze until it has taken
 /// hold, or from the end of one until the threads have settled.
@@ -80,26 +83,53 @@ impl Capture {
         self.async_runtime.block_on(answer)
     }
 
-    /// Takes note of the processes, once all are back in these places with nothing done
-    /// since the epoch.
+    /// The processes once all are back in these places, if nothing was done since the
+    /// epoch.
     pub(super) fn settle(
-        &mut self,
+        &self,
         places: &Places,
         epoch: Option<&Epoch>,
         limit: Duration,
-    ) -> Result<()> {
-        self.baseline = match epoch {
-            None => None,
-            Some(epoch) => Set::settle(
-                &self.cgroup,
-                self.keep_alive.as_ref(),
-                |process| self.relevance.rule_for_process(process),
-                places,
-                limit,
-                || !self.effects_now().is_some_and(|now| epoch.still_at(&now)),
-            )?,
+    ) -> Result<Option<Set>> {
+        let Some(epoch) = epoch else {
+            return Ok(None);
         };
-        Ok(())
+        let went_on = || !self.effects_now().is_some_and(|now| epoch.still_at(&now));
+        let keep_alive = self.keep_alive.as_ref();
+        Ok(Set::settle(
+            &self.cgroup,
+            keep_alive,
+            |process| self.relevance.rule_for_process(process),
+            places,
+            limit,
+            went_on,
+        )?)
+    }
+
+    /// What the processes hold, which are frozen and were in these states `before`; or why it
+    /// is not known.
+    ///
+    /// # Errors
+    /// When the sandbox is not frozen any more.
+    pub(super) fn content(
+        &self,
+        frozen: &Frozen,
+        before: &Set,
+        set: &Set,
+    ) -> Result<Result<Content, String>> {
+        if before.holds_stopped() {
+            return Ok(Err("a process is stopped".into()));
+        }
+        let limit = self.container.config.checkpoints.compare_bytes;
+        let earlier = self.baseline.as_ref().and_then(Baseline::content);
+        match Content::of(&self.cgroup, frozen, set, earlier, limit) {
+            Ok(content) => Ok(Ok(content)),
+            Err(error @ ContentError::Hung) => Err(error.into()),
+            Err(error) => {
+                tracing::info!(%error, "the processes cannot be compared");
+                Ok(Err(error.to_string()))
+            }
+        }
     }
 
     /// After a restore by CRIU: which processes there are.
@@ -113,6 +143,51 @@ impl Capture {
     /// it was resumed, is not known.
     pub(crate) fn settle_restored(&mut self, places: &Places) -> Result<()> {
         let epoch = self.epoch(&self.processes()?);
-        self.settle(places, epoch.as_ref(), SETTLE_RESTORED)
+        let Some(set) = self.settle(places, epoch.as_ref(), SETTLE_RESTORED)? else {
+            return Ok(());
+        };
+        self.imaged(set.clone(), Some(set), places, epoch.as_ref())?;
+        Ok(())
+    }
+
+    /// Takes note of the processes of an image, which `rested` since, and of what they hold: in
+    /// a freeze of its own, as a dump and a restore by CRIU interrupt the calls in which they
+    /// were, and only then are they where they stay. Tells for how long they stood still.
+    pub(super) fn imaged(
+        &mut self,
+        set: Set,
+        rested: Option<Set>,
+        places: &Places,
+        epoch: Option<&Epoch>,
+    ) -> Result<Duration> {
+        self.baseline = None;
+        let (Some(before), Some(epoch)) = (&rested, epoch) else {
+            self.baseline = Some(Baseline::new(set, None, None));
+            return Ok(Duration::ZERO);
+        };
+        let limit = self.container.config.checkpoints.compare_bytes;
+        if before.image_bytes() > limit {
+            self.baseline = Some(Baseline::new(set, rested, None));
+            return Ok(Duration::ZERO);
+        }
+        let still = Still::stand(self.container.clone());
+        let frozen = self
+            .cgroup
+            .freeze(self.container.config.runtime.freeze_timeout())?;
+        let now = self.processes()?;
+        let content = self.content(&frozen, before, &now)?;
+        let as_imaged = self
+            .effects_now()
+            .is_some_and(|effects| epoch.still_at(&effects));
+        let thawed = self.epoch(&now);
+        let stood = frozen.thaw()?;
+        drop(still);
+        self.baseline = Some(if as_imaged {
+            let rested = self.settle(places, thawed.as_ref(), SETTLE_RESTORED)?;
+            Baseline::new(set, rested, content.ok())
+        } else {
+            Baseline::new(set, None, None)
+        });
+        Ok(stood)
     }
 }

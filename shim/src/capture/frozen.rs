@@ -11,7 +11,7 @@ use crab_runtime::{
 use crab_store::{Class, Cost};
 
 use super::{
-    Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries,
+    Baseline, Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries,
     evidence::Epoch,
     files_only, micros,
     take::{Look, held},
@@ -66,7 +66,7 @@ impl Capture {
             // Should one be needed after all: whether CRIU is sound is known then.
             let _ = self.container.criu();
         }
-        if look.half.needs_image() {
+        if look.half.needs_freeze() {
             // Whatever makes an image impossible is found before the freeze.
             self.prepare(&mut half);
         }
@@ -89,9 +89,16 @@ impl Capture {
             };
             if moved.started + moved.ended > 0 {
                 look.half = self.half(&stopped);
-            } else if !stopped.all_ignored() && !rested {
-                look.half = ProcessHalf::Image("processes that went on until the freeze".into());
+            } else if !stopped.all_ignored() && !rested && look.half == ProcessHalf::Unchanged {
+                look.half = ProcessHalf::Ran("processes that went on until the freeze".into());
             }
+        }
+        if let ProcessHalf::Ran(ran) = &look.half {
+            let now = self.content(&frozen, &set, &stopped)?;
+            look.half = match &self.baseline {
+                Some(before) => before.compare(ran, &now),
+                None => ProcessHalf::Image(ran.clone()),
+            };
         }
         if !look.half.needs_image() {
             let found = self.scan(&stopped, look.reread)?;
@@ -110,6 +117,10 @@ impl Capture {
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
             base = watched.then(|| self.effects_now()).flatten();
+        }
+        if !look.half.needs_image() {
+            // None was tried, whatever would have come of it.
+            half.degraded = None;
         }
         let scans = match scans {
             Some(scans) => scans,
@@ -133,7 +144,7 @@ impl Capture {
         drop(still);
         let capture_us = micros(capture.elapsed());
         let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
-        self.record(&look.half, last, &places, thawed.as_ref())?;
+        let again = self.record(&look.half, last, &places, thawed.as_ref())?;
         self.base = base;
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
@@ -153,7 +164,7 @@ impl Capture {
             cost: Cost {
                 decide_us,
                 capture_us,
-                frozen_us,
+                frozen_us: frozen_us + micros(again),
                 ..Cost::default()
             },
             files_changed: verdict.relevant as u64,
@@ -182,30 +193,36 @@ impl Capture {
     }
 
     /// Takes note of the processes as they are after the thaw; `frozen` is the set
-    /// right before it.
+    /// right before it. Tells for how long they stood still again for that.
     fn record(
         &mut self,
         half: &ProcessHalf,
         frozen: Set,
         places: &Places,
         epoch: Option<&Epoch>,
-    ) -> Result<()> {
+    ) -> Result<Duration> {
         if *half != ProcessHalf::Unchanged {
             self.captured = Some(frozen.clone());
         }
         match half {
             ProcessHalf::Gone(_) => {
                 self.some_processes = !frozen.is_empty();
-                self.baseline = Some(frozen);
-                return Ok(());
+                self.baseline = Some(Baseline::untouched(frozen));
             }
-            ProcessHalf::Image(_) => self.some_processes = true,
-            // Nothing to be woken, or nothing known before.
-            ProcessHalf::Unchanged if frozen.is_empty() || self.baseline.is_none() => {
-                return Ok(());
+            ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {
+                self.some_processes = true;
+                let rested = self.settle(places, epoch, SETTLE)?;
+                return self.imaged(frozen, rested, places, epoch);
             }
-            ProcessHalf::Unchanged => {}
+            // Nothing to be woken.
+            ProcessHalf::Unchanged if frozen.is_empty() => {}
+            ProcessHalf::Unchanged => {
+                let rested = self.settle(places, epoch, SETTLE)?;
+                if let Some(baseline) = &mut self.baseline {
+                    baseline.rests(rested);
+                }
+            }
         }
-        self.settle(places, epoch, SETTLE)
+        Ok(Duration::ZERO)
     }
 }

@@ -8,12 +8,12 @@ use anyhow::Result;
 use crab_api::tracer::Effects;
 use crab_runtime::procs::Set;
 
-use super::{Capture, Taken};
+use super::{Baseline, Capture, Taken};
 
 /// Everything that a look without a freeze moves on, as it was before.
 pub(crate) struct Mark {
     base: Option<Effects>,
-    baseline: Option<Set>,
+    baseline: Option<Baseline>,
     captured: Option<Set>,
     some_processes: bool,
     unseen: bool,

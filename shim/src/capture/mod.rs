@@ -19,6 +19,7 @@
 //! Everything here blocks and runs on a thread of its own; the turns' task sees to it
 //! that there is one at a time.
 
+mod baseline;
 mod dump;
 mod effects;
 mod evidence;
@@ -44,10 +45,10 @@ use crab_runtime::{
 use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects};
 use tokio::runtime::Handle;
 
-pub(crate) use self::dump::can_dump;
 use self::dump::entries;
 pub(crate) use self::mark::Mark;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
+pub(crate) use self::{baseline::Baseline, dump::can_dump};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     pipes::SharedPipe,
@@ -72,7 +73,7 @@ pub(crate) struct Capture {
     pub(crate) base: Option<Effects>,
     /// The processes as of the newest capture; nothing if they were not
     /// recorded.
-    pub(crate) baseline: Option<Set>,
+    pub(crate) baseline: Option<Baseline>,
     /// The same, whatever they have done since: told, and nothing is decided by it.
     pub(crate) captured: Option<Set>,
     /// The newest capture holds processes, by an image or as missing.
@@ -153,13 +154,16 @@ impl Capture {
 
     fn half(&self, now: &Set) -> ProcessHalf {
         // Without any, something may have been there that is not on record.
-        let only_ignored = |before: &Set| !before.is_empty() && before.all_ignored();
-        let only_ignored = self.baseline.as_ref().is_some_and(only_ignored);
+        let only_ignored = self.baseline.as_ref().is_some_and(Baseline::only_ignored);
         decide::process_half(ProcessEvidence {
             none_now: now.all_ignored(),
             others_now: !now.is_empty(),
             some_before: self.some_processes && !only_ignored,
-            difference: self.baseline.as_ref().map(|before| now.since(before)),
+            difference: self.baseline.as_ref().map(|before| before.difference(now)),
+            comparable: self
+                .baseline
+                .as_ref()
+                .is_some_and(|before| before.content().is_some()),
         })
     }
 
@@ -191,7 +195,7 @@ impl Capture {
     /// `holds_processes`: the checkpoint that still holds has an image.
     pub(crate) fn forget(&mut self, holds_processes: bool) {
         self.owed = true;
-        let empty = self.baseline.as_ref().is_some_and(Set::is_empty);
+        let empty = self.baseline.as_ref().is_some_and(Baseline::is_empty);
         self.some_processes = holds_processes || (self.some_processes && !empty);
         if !empty {
             self.baseline = None;

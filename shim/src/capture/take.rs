@@ -8,7 +8,7 @@ use crab_api::tracer::Effects;
 use crab_runtime::procs::Set;
 use crab_store::{Class, Cost};
 
-use super::{Capture, StagedCheckpoint, StagedProcesses, Taken, micros, unobserved};
+use super::{Baseline, Capture, StagedCheckpoint, StagedProcesses, Taken, micros, unobserved};
 use crate::decide::{self, ProcessHalf, Seen};
 
 /// What a look has found so far.
@@ -87,8 +87,7 @@ impl Capture {
         };
         // What fails half way is looked at again, whatever the counters say.
         self.owed = true;
-        if moved && self.follow_mounts()? && !set.is_empty() && look.half == ProcessHalf::Unchanged
-        {
+        if moved && self.follow_mounts()? && !set.is_empty() && !look.half.needs_image() {
             // The table of mounts is in the process image.
             look.half = ProcessHalf::Image("something was mounted or unmounted".into());
         }
@@ -96,7 +95,7 @@ impl Capture {
         self.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
-        let running = if look.half.needs_image() || in_motion {
+        let running = if look.half.needs_freeze() || in_motion {
             Err(look)
         } else {
             self.take_running(look, &set)?
@@ -147,7 +146,7 @@ impl Capture {
         self.passed_over = class == Class::None && verdict.passed_over > 0;
         let processes = match &look.half {
             ProcessHalf::Gone(_) => {
-                self.baseline = Some(set.clone());
+                self.baseline = Some(Baseline::untouched(set.clone()));
                 self.captured = Some(set.clone());
                 self.some_processes = false;
                 StagedProcesses::None

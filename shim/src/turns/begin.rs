@@ -13,7 +13,7 @@ use crab_api::tracer::Effects;
 use crab_runtime::{
     files::{Index, apply},
     overlay::OverlayMount,
-    procs::{KeepAlive, Places, Set},
+    procs::{KeepAlive, Places},
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ObjectReader, ProcessRef, RestoreRequest, RollbackRecord,
@@ -26,7 +26,7 @@ use super::{
     task::{History, Open, Task, Watch},
 };
 use crate::{
-    capture::{Capture, images_of, mount_table, open_roots},
+    capture::{Baseline, Capture, images_of, mount_table, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::PLACES,
     relevance::Relevance,
@@ -262,7 +262,7 @@ impl Task {
                     // A keep-alive init leaves nothing to record; any other has just
                     // begun, and the first turn's end takes it as it is then.
                     _ if capture.keep_alive.is_some() => {
-                        capture.baseline = Some(Set::default());
+                        capture.baseline = Some(Baseline::default());
                     }
                     _ => {}
                 }

@@ -173,7 +173,7 @@ impl Held {
 }
 
 impl Content {
-    /// What the processes of a set hold, which are frozen, if it is no more than `limit` bytes
+    /// What the processes of a set that matter hold, which are frozen, if it is no more than `limit` bytes
     /// that have to be read. An earlier record tells which calls were interrupted, for those
     /// that are in none but have to go on with one.
     ///
@@ -186,7 +186,7 @@ impl Content {
         earlier: Option<&Self>,
         limit: u64,
     ) -> Result<Self, ContentError> {
-        if let Some(process) = set.iter().find(|process| process.is_stopped()) {
+        if let Some(process) = set.relevant().find(|process| process.is_stopped()) {
             return Err(ContentError::Stopped {
                 pid: process.pid,
                 comm: process.comm.clone(),
@@ -194,7 +194,7 @@ impl Content {
         }
         let look = |asked: Asked| {
             let stopped = stop(cgroup, frozen, asked)?;
-            let content = Self::read(&stopped, set.iter(), earlier, limit);
+            let content = Self::read(&stopped, set.relevant(), earlier, limit);
             drop(stopped);
             frozen.again()?;
             content
