@@ -33,7 +33,15 @@ impl Places {
         let mut left = Counts::default();
         before.0.iter().for_each(|place| left.put(Site::of(place)));
         let elsewhere = self.0.iter().map(|place| Site::of(place));
-        let elsewhere: Vec<Site> = elsewhere.filter(|site| !left.take(site)).collect();
+        let mut elsewhere: Vec<Site> = elsewhere.filter(|site| !left.take(site)).collect();
+        // One that was interrupted before may have been called anew.
+        elsewhere.retain(|site| {
+            let restarted = Site {
+                call: RESTART,
+                frame: site.frame,
+            };
+            !left.take(&restarted)
+        });
         let mut frames = Counts::default();
         left.into_iter().for_each(|site| frames.put(site.frame));
         self.0.len() == before.0.len()
@@ -129,6 +137,10 @@ mod tests {
         ] {
             assert!(!places(other).are(&before), "{other:?}");
         }
+        let restarted = places(&["219 0x0 0x1 0x7ffc 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
+        assert!(before.are(&restarted) && restarted.are(&restarted));
+        let elsewhere = places(&["230 0x0 0x1 0x7ff0 0x7f01", "0 0x3 0x2 0x7ffd 0x7f02"]);
+        assert!(!elsewhere.are(&restarted));
         assert!(before.are_calls());
         assert!(!places(&["-1 0x7ffc 0x7f01"]).are_calls());
         assert!(!places(&[RUNNING]).are_calls());
