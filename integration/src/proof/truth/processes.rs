@@ -8,6 +8,8 @@ use std::{
     fs::{self, File},
     os::unix::{ffi::OsStringExt, fs::FileExt},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -38,6 +40,10 @@ const STATUS: [&str; 20] = [
 /// Fields of `/proc/<pid>/stat` after the name: priority, niceness, real-time priority
 /// and scheduling policy, by their place behind the closing parenthesis.
 const SCHEDULING: [usize; 4] = [15, 16, 37, 38];
+
+/// How often a thread that runs is looked at again, and after how long.
+const AWAKE: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Those of a sandbox, but its init and those that have ended.
 #[derive(Debug, Default)]
@@ -128,6 +134,21 @@ fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// The call in which a thread is blocked, with its arguments and its place. One that wakes up
+/// ever so often is met awake now and then.
+fn call_of(thread: &Path) -> Result<String> {
+    let path = thread.join("syscall");
+    let mut call = fs::read_to_string(&path)?;
+    for _ in 0..AWAKE {
+        if call.trim() != "running" {
+            break;
+        }
+        thread::sleep(PAUSE);
+        call = fs::read_to_string(&path)?;
+    }
+    Ok(call)
+}
+
 impl Process {
     /// Nothing if it has ended.
     fn read(pid: u32) -> Result<Option<Self>> {
@@ -188,7 +209,7 @@ impl Process {
         }
         for thread in fs::read_dir(dir.join("task"))? {
             let thread = thread?;
-            let call = fs::read_to_string(thread.path().join("syscall"))?;
+            let call = call_of(&thread.path())?;
             // Stack and instruction. Not the call, which has another number when it goes
             // on after an interruption.
             let place: Vec<&str> = call.trim().rsplit(' ').take(2).collect();
