@@ -85,8 +85,6 @@ pub(crate) struct ProcessEvidence {
     pub(crate) some_before: bool,
     /// How they differ; nothing if there is no earlier record to compare with.
     pub(crate) difference: Option<Difference>,
-    /// What they held is known.
-    pub(crate) comparable: bool,
 }
 
 /// Decides on the process half.
@@ -112,14 +110,13 @@ pub(crate) fn process_half(evidence: ProcessEvidence) -> ProcessHalf {
         } => ProcessHalf::Image("processes that were not recorded before".into()),
         ProcessEvidence {
             difference: Some(difference),
-            comparable,
             ..
         } => {
             let only_ran = difference.started + difference.ended == 0;
             let what = format!("processes: {difference}");
             match difference.ran {
                 0 if only_ran => ProcessHalf::Unchanged,
-                1.. if only_ran && comparable => ProcessHalf::Ran(what),
+                1.. if only_ran => ProcessHalf::Ran(what),
                 _ => ProcessHalf::Image(what),
             }
         }
@@ -243,7 +240,6 @@ mod tests {
                 others_now: false,
                 some_before,
                 difference,
-                comparable: false,
             })
         };
         assert_eq!(half(true, false, Some(none)), ProcessHalf::Unchanged);
@@ -260,7 +256,6 @@ mod tests {
                 others_now: true,
                 some_before,
                 difference: None,
-                comparable: false,
             })
         };
         assert_eq!(beside_others(false), ProcessHalf::Unchanged);
@@ -275,7 +270,6 @@ mod tests {
                 others_now: false,
                 some_before: true,
                 difference: Some(difference),
-                comparable: true,
             })
         };
         let ran = Difference {

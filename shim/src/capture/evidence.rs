@@ -107,7 +107,7 @@ impl Capture {
     }
 
     /// What the processes hold, which are frozen and were in these states `before`; or why it
-    /// is not known.
+    /// is not known. See [`Content::of`] for what the `earlier` record is good for.
     ///
     /// # Errors
     /// When the sandbox is not frozen any more.
@@ -116,12 +116,17 @@ impl Capture {
         frozen: &Frozen,
         before: &Set,
         set: &Set,
+        earlier: Option<&Content>,
     ) -> Result<Result<Content, String>> {
         if before.holds_stopped() {
             return Ok(Err("a process is stopped".into()));
         }
         let limit = self.container.config.checkpoints.compare_bytes;
-        let earlier = self.baseline.as_ref().and_then(Baseline::content);
+        if set.image_bytes() > limit {
+            return Ok(Err(format!(
+                "they hold more than the {limit} bytes that are compared"
+            )));
+        }
         match Content::of(&self.cgroup, frozen, set, earlier, limit) {
             Ok(content) => Ok(Ok(content)),
             Err(error @ ContentError::Hung) => Err(error.into()),
@@ -146,24 +151,32 @@ impl Capture {
         let Some(set) = self.settle(places, epoch.as_ref(), SETTLE_RESTORED)? else {
             return Ok(());
         };
-        self.imaged(set.clone(), Some(set), places, epoch.as_ref())?;
+        self.imaged(set.clone(), Some(set), places, epoch.as_ref(), None)?;
         Ok(())
     }
 
     /// Takes note of the processes of an image, which `rested` since, and of what they hold: in
     /// a freeze of its own, as a dump and a restore by CRIU interrupt the calls in which they
     /// were, and only then are they where they stay. Tells for how long they stood still.
+    ///
+    /// One that wakes up ever so often has done so by then. What was `held` right before the
+    /// dump, where that is known, tells whether it is the same nevertheless.
     pub(super) fn imaged(
         &mut self,
         set: Set,
         rested: Option<Set>,
         places: &Places,
         epoch: Option<&Epoch>,
+        held: Option<&Content>,
     ) -> Result<Duration> {
         self.baseline = None;
-        let (Some(before), Some(epoch)) = (&rested, epoch) else {
-            self.baseline = Some(Baseline::new(set, None, None));
-            return Ok(Duration::ZERO);
+        let before = match (&rested, held) {
+            (Some(rested), _) => rested,
+            (None, Some(_)) => &set,
+            (None, None) => {
+                self.baseline = Some(Baseline::new(set, None, None));
+                return Ok(Duration::ZERO);
+            }
         };
         let limit = self.container.config.checkpoints.compare_bytes;
         if before.image_bytes() > limit {
@@ -175,14 +188,18 @@ impl Capture {
             .cgroup
             .freeze(self.container.config.runtime.freeze_timeout())?;
         let now = self.processes()?;
-        let content = self.content(&frozen, before, &now)?;
-        let as_imaged = self
-            .effects_now()
-            .is_some_and(|effects| epoch.still_at(&effects));
+        let content = self.content(&frozen, before, &now, held)?;
+        let at_rest = self.effects_now().is_some_and(|effects| {
+            rested.is_some() && epoch.is_some_and(|epoch| epoch.still_at(&effects))
+        });
+        let is_as_held = match (&content, held) {
+            (Ok(content), Some(held)) => content.since(held).is_none(),
+            _ => false,
+        };
         let thawed = self.epoch(&now);
         let stood = frozen.thaw()?;
         drop(still);
-        self.baseline = Some(if as_imaged {
+        self.baseline = Some(if at_rest || is_as_held {
             let rested = self.settle(places, thawed.as_ref(), SETTLE_RESTORED)?;
             Baseline::new(set, rested, content.ok())
         } else {

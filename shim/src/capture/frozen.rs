@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use crab_runtime::{
     criu::Criu,
-    procs::{Places, Set},
+    procs::{Content, Places, Set},
 };
 use crab_store::{Class, Cost};
 
@@ -14,7 +14,7 @@ use super::{
     Baseline, Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries,
     evidence::Epoch,
     files_only, micros,
-    take::{Look, held},
+    take::{Look, by_held_file},
     unobserved,
 };
 use crate::{
@@ -93,12 +93,15 @@ impl Capture {
                 look.half = ProcessHalf::Ran("processes that went on until the freeze".into());
             }
         }
+        let mut held = None;
         if let ProcessHalf::Ran(ran) = &look.half {
-            let now = self.content(&frozen, &set, &stopped)?;
+            let earlier = self.baseline.as_ref().and_then(Baseline::content);
+            let now = self.content(&frozen, &set, &stopped, earlier)?;
             look.half = match &self.baseline {
                 Some(before) => before.compare(ran, &now),
                 None => ProcessHalf::Image(ran.clone()),
             };
+            held = now.ok();
         }
         if !look.half.needs_image() {
             let found = self.scan(&stopped, look.reread)?;
@@ -107,7 +110,7 @@ impl Capture {
             // As without a freeze: what is passed over needs to fit nothing.
             let in_use = (class != Class::None).then(|| self.held_change(&found, &stopped));
             match in_use.flatten() {
-                Some(in_use) => look.half = held(&in_use),
+                Some(in_use) => look.half = by_held_file(&in_use),
                 None => scans = Some(found),
             }
         }
@@ -144,7 +147,7 @@ impl Capture {
         drop(still);
         let capture_us = micros(capture.elapsed());
         let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
-        let again = self.record(&look.half, last, &places, thawed.as_ref())?;
+        let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;
         self.base = base;
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
@@ -200,6 +203,7 @@ impl Capture {
         frozen: Set,
         places: &Places,
         epoch: Option<&Epoch>,
+        held: Option<&Content>,
     ) -> Result<Duration> {
         if *half != ProcessHalf::Unchanged {
             self.captured = Some(frozen.clone());
@@ -212,7 +216,7 @@ impl Capture {
             ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {
                 self.some_processes = true;
                 let rested = self.settle(places, epoch, SETTLE)?;
-                return self.imaged(frozen, rested, places, epoch);
+                return self.imaged(frozen, rested, places, epoch, held);
             }
             // Nothing to be woken.
             ProcessHalf::Unchanged if frozen.is_empty() => {}

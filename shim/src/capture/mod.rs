@@ -160,10 +160,6 @@ impl Capture {
             others_now: !now.is_empty(),
             some_before: self.some_processes && !only_ignored,
             difference: self.baseline.as_ref().map(|before| before.difference(now)),
-            comparable: self
-                .baseline
-                .as_ref()
-                .is_some_and(|before| before.content().is_some()),
         })
     }
 

@@ -121,7 +121,7 @@ impl Capture {
         if class != Class::None
             && let Some(in_use) = self.held_change(&scans, set)
         {
-            look.half = held(&in_use);
+            look.half = by_held_file(&in_use);
             return Ok(Err(look));
         }
         let decide_us = micros(look.start.elapsed());
@@ -177,6 +177,6 @@ impl Capture {
 }
 
 /// Why a change of a file needs an image.
-pub(super) fn held(path: &str) -> ProcessHalf {
+pub(super) fn by_held_file(path: &str) -> ProcessHalf {
     ProcessHalf::Image(format!("{path} changed, which a process holds"))
 }
