@@ -8,6 +8,7 @@
 //! * [`hooks`] runs what belongs to a container's real end.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran, [`waits`] whether they wait to be told more.
+//! * [`system_v`] lists what lives on in a container with neither file nor process.
 //! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
 //!   process half.
 //! * [`foreign`] reads what may be anything.
@@ -35,4 +36,5 @@ mod program;
 pub mod reaper;
 pub mod sealed;
 mod stat;
+pub mod system_v;
 pub mod waits;

@@ -268,6 +268,18 @@ pub fn tmpfs_of(pid: i32) -> Result<Vec<Tmpfs>, MountError> {
     Ok(found)
 }
 
+/// Where the mounts of a mountinfo table are, in the order of the paths; as often as something
+/// is mounted there.
+pub fn points(table: &[u8]) -> Vec<PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n');
+    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    let mut points: Vec<PathBuf> = points
+        .map(|point| PathBuf::from(std::ffi::OsString::from_vec(unescape_octal(point))))
+        .collect();
+    points.sort();
+    points
+}
+
 /// The device numbers of everything in a mountinfo table.
 fn devices_in(table: &[u8]) -> BTreeSet<u64> {
     table
@@ -345,6 +357,9 @@ mod tests {
         assert_eq!(paths, ["/dev", "/run x", "/dev/shm"]);
         assert_eq!(found[2].device, rustix::fs::makedev(0, 56));
         assert_eq!(found[2].criu_image(), "tmpfs-dev-56.tar.gz.img");
+        let points = points(table);
+        assert_eq!(points.len(), 9);
+        assert_eq!(points[7..], ["/run x", "/sys/fs/cgroup"].map(PathBuf::from));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub(crate) struct Bundle {
     /// A network namespace of the container's own is asked for.
     own_netns: bool,
     own_pidns: bool,
+    own_ipcns: bool,
+    mounts: Vec<PathBuf>,
     by_systemd: bool,
     annotations: Annotations,
     /// Where the cgroup is, if not where the specification says.
@@ -57,20 +59,20 @@ impl Bundle {
         let has_user_ns = namespaces
             .iter()
             .any(|ns| ns.typ() == LinuxNamespaceType::User);
+        let has_own = |kind| {
+            let mut all = namespaces.iter();
+            all.any(|ns| ns.typ() == kind && ns.path().is_none())
+        };
         // In a user namespace the network namespace must belong to it; the
         // runtime then makes it as ever.
-        let own_netns = !has_user_ns
-            && namespaces
-                .iter()
-                .any(|ns| ns.typ() == LinuxNamespaceType::Network && ns.path().is_none());
-        let own_pidns = namespaces
-            .iter()
-            .any(|ns| ns.typ() == LinuxNamespaceType::Pid && ns.path().is_none());
+        let own_netns = !has_user_ns && has_own(LinuxNamespaceType::Network);
         let by_systemd = spec
             .linux()
             .as_ref()
             .and_then(|linux| linux.cgroups_path().as_deref()?.to_str())
             .is_some_and(is_unit);
+        let mounts = spec.mounts().iter().flatten();
+        let mounts = mounts.map(|mount| mount.destination().clone()).collect();
         let args = spec
             .process()
             .as_ref()
@@ -85,7 +87,9 @@ impl Bundle {
             },
             args,
             own_netns,
-            own_pidns,
+            own_pidns: has_own(LinuxNamespaceType::Pid),
+            own_ipcns: has_own(LinuxNamespaceType::Ipc),
+            mounts,
             by_systemd,
             annotations: Annotations::of(&original),
             cgroup: None,
@@ -135,6 +139,16 @@ impl Bundle {
     /// host's, and not its pod's.
     pub(crate) fn has_own_processes(&self) -> bool {
         self.own_pidns
+    }
+
+    /// The same for System V IPC.
+    pub(crate) fn has_own_ipc(&self) -> bool {
+        self.own_ipcns
+    }
+
+    /// Where the specification asks for mounts.
+    pub(crate) fn mounts(&self) -> &[PathBuf] {
+        &self.mounts
     }
 
     /// Whether the container only holds its pod open.

@@ -7,6 +7,7 @@ mod cases;
 mod files;
 mod idle;
 mod init;
+mod lasting;
 mod nothing;
 mod processes;
 mod unusual_writes;

@@ -104,11 +104,11 @@ fn connections_live_on() -> Result<()> {
                    l=socket.create_server(('127.0.0.1',7777))\n\
                    c=socket.create_connection(('127.0.0.1',7777)); s,_=l.accept()\n\
                    n=0\nwhile True:\n  n+=1; c.send(b'%d\\n'%n); r=s.recv(64)\n  \
-                   open('/root/n','w').write(r.decode()); time.sleep(0.05)";
+                   open('/dev/shm/n','w').write(r.decode()); time.sleep(0.05)";
     let sandbox = python(&testbed, program, &[])?;
     let number = || {
         poll("a number arrives", LIMIT, || {
-            let said = sandbox.sh("cat /root/n")?;
+            let said = sandbox.sh("cat /dev/shm/n")?;
             Ok(said.stdout.trim().parse::<u32>().ok())
         })
     };
@@ -152,7 +152,7 @@ fn connections_live_on() -> Result<()> {
     checkpointed(&sandbox, &docker_place(&sandbox, "yes"), with)?;
     let before = number()?;
     docker_restore(&sandbox, "yes")?;
-    sandbox.sh_ok("rm -f /root/n")?;
+    sandbox.sh_ok("rm -f /dev/shm/n")?;
     ensure!(number()? + 100 > before, "it began anew");
     Ok(())
 }

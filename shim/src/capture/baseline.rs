@@ -16,7 +16,7 @@ use crab_runtime::procs::{Content, Difference, Set};
 use crate::decide::ProcessHalf;
 
 /// What is known of the processes of the newest capture.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Baseline {
     /// Which they are.
     set: Set,
@@ -37,7 +37,7 @@ impl Baseline {
     }
 
     /// Of processes that were not touched since they were looked at.
-    pub(super) fn untouched(set: Set) -> Self {
+    pub(crate) fn untouched(set: Set) -> Self {
         let rested = Some(set.clone());
         Self::new(set, rested, None)
     }

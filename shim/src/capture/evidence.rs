@@ -58,7 +58,7 @@ impl Capture {
     /// are ignored; nothing if nobody can.
     pub(super) fn epoch(&self, set: &Set) -> Option<Epoch> {
         let asked = Instant::now();
-        let mut spared = match &self.keep_alive {
+        let mut spared = match self.keep_alive() {
             Some(keep_alive) => keep_alive.inner_pids(&self.cgroup).ok()?,
             None => Vec::new(),
         };
@@ -95,7 +95,7 @@ impl Capture {
             return Ok(None);
         };
         let went_on = || !self.effects_now().is_some_and(|now| epoch.still_at(&now));
-        let keep_alive = self.keep_alive.as_ref();
+        let keep_alive = self.keep_alive();
         Ok(Set::settle(
             &self.cgroup,
             keep_alive,

@@ -138,6 +138,8 @@ impl Capture {
             self.stage(scans)?
         };
         self.passed_over = class == Class::None && verdict.passed_over > 0;
+        // CRIU leaves its traces there, too.
+        self.lasting.capture_now();
         let last = self.processes()?;
         let mut thawed = None;
         if watched && !last.is_empty() {

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 use crab_api::tracer::Effects;
-use crab_runtime::procs::Set;
+use crab_runtime::{procs::Set, system_v::Objects};
 
 use super::{Baseline, Capture, Taken};
 
@@ -20,6 +20,7 @@ pub(crate) struct Mark {
     reread: bool,
     owed: bool,
     passed_over: bool,
+    objects: Option<Objects>,
 }
 
 impl Capture {
@@ -35,6 +36,7 @@ impl Capture {
             reread: self.reread,
             owed: self.owed,
             passed_over: self.passed_over,
+            objects: self.lasting.captured(),
         };
         let taken = self.take_if(false, false);
         (mark, taken)
@@ -51,5 +53,6 @@ impl Capture {
         self.reread = mark.reread;
         self.owed = mark.owed;
         self.passed_over = mark.passed_over;
+        self.lasting.capture(mark.objects);
     }
 }

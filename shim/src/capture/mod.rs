@@ -24,6 +24,7 @@ mod dump;
 mod effects;
 mod evidence;
 mod frozen;
+mod lasting;
 mod mark;
 mod roots;
 mod take;
@@ -48,7 +49,7 @@ use tokio::runtime::Handle;
 use self::dump::entries;
 pub(crate) use self::mark::Mark;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
-pub(crate) use self::{baseline::Baseline, dump::can_dump};
+pub(crate) use self::{baseline::Baseline, dump::can_dump, lasting::Lasting};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     pipes::SharedPipe,
@@ -82,6 +83,7 @@ pub(crate) struct Capture {
     pub(crate) unseen: bool,
     /// The mounts that the init sees, as of the newest look.
     pub(crate) mount_table: Vec<u8>,
+    pub(crate) lasting: Lasting,
     /// Memory-backed files were made while nobody watched: they are read again.
     pub(crate) reread: bool,
     /// A capture failed: files are looked at whatever the counters say.
@@ -147,9 +149,16 @@ impl Capture {
     }
 
     fn processes(&self) -> Result<Set> {
-        let mut set = Set::of(&self.cgroup, self.keep_alive.as_ref())?;
+        let mut set = Set::of(&self.cgroup, self.keep_alive())?;
         set.mark(|process| self.relevance.rule_for_process(process));
         Ok(set)
+    }
+
+    /// The rule for processes that do not matter: starting them again brings back all that
+    /// there is.
+    fn keep_alive(&self) -> Option<&KeepAlive> {
+        let rule = self.keep_alive.as_ref();
+        rule.filter(|_| !self.lasting.is_there())
     }
 
     fn half(&self, now: &Set) -> ProcessHalf {

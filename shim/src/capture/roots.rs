@@ -280,6 +280,7 @@ impl Capture {
         if table == self.mount_table {
             return Ok(false);
         }
+        self.lasting.follow(&table);
         self.mount_table = table;
         let mounts = tmpfs_of(self.init)?;
         let known: Vec<u64> = self.devices.split_off(1);

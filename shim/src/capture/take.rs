@@ -50,11 +50,32 @@ impl Capture {
     pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
         let start = Instant::now();
         let now = self.effects();
+        let moved = match (&self.base, &now) {
+            (Some(before), Ok(now)) => {
+                before.mounts != now.mounts || before.instance != now.instance
+            }
+            _ => true,
+        };
+        if moved && !may_freeze {
+            return Ok(None);
+        }
+        // What fails half way is looked at again, whatever the counters say.
+        self.owed |= moved;
+        let remounted = moved && self.follow_mounts()?;
+        let (objects, other_objects) = self.lasting.look();
         let set = self.processes()?;
         let unseen = set.writes_unseen();
         let means = unseen || self.unseen;
         let seen = decide::seen(self.base.as_ref(), &now, means);
-        let half = self.half(&set);
+        let mut half = self.half(&set);
+        if !set.is_empty() && !half.needs_image() {
+            // Both are in the process image.
+            if remounted {
+                half = ProcessHalf::Image("something was mounted or unmounted".into());
+            } else if other_objects {
+                half = ProcessHalf::Image("System V IPC objects changed".into());
+            }
+        }
         let owed = self.owed || whole && self.passed_over;
         if seen == Seen::FilesUntouched && !owed && half == ProcessHalf::Unchanged {
             self.unseen = unseen;
@@ -68,16 +89,7 @@ impl Capture {
             (Some(before), Ok(now)) => before.unseen != now.unseen,
             _ => true,
         };
-        let moved = match (&self.base, &now) {
-            (Some(before), Ok(now)) => {
-                before.mounts != now.mounts || before.instance != now.instance
-            }
-            _ => true,
-        };
-        if moved && !may_freeze {
-            return Ok(None);
-        }
-        let mut look = Look {
+        let look = Look {
             start,
             seen,
             half,
@@ -85,12 +97,7 @@ impl Capture {
             whole,
             epoch: now.ok(),
         };
-        // What fails half way is looked at again, whatever the counters say.
         self.owed = true;
-        if moved && self.follow_mounts()? && !set.is_empty() && !look.half.needs_image() {
-            // The table of mounts is in the process image.
-            look.half = ProcessHalf::Image("something was mounted or unmounted".into());
-        }
         let in_motion = !set.at_rest() || unseen;
         self.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
@@ -101,7 +108,10 @@ impl Capture {
             self.take_running(look, &set)?
         };
         let taken = match running {
-            Ok(taken) => taken,
+            Ok(taken) => {
+                self.lasting.capture(objects);
+                taken
+            }
             Err(_) if !may_freeze => return Ok(None),
             Err(look) => self.take_frozen(look, &set)?,
         };

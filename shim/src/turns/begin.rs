@@ -13,7 +13,7 @@ use crab_api::tracer::Effects;
 use crab_runtime::{
     files::{Index, apply},
     overlay::OverlayMount,
-    procs::{KeepAlive, Places},
+    procs::{KeepAlive, Places, Set},
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ObjectReader, ProcessRef, RestoreRequest, RollbackRecord,
@@ -26,7 +26,7 @@ use super::{
     task::{History, Open, Task, Watch},
 };
 use crate::{
-    capture::{Baseline, Capture, images_of, mount_table, open_roots},
+    capture::{Baseline, Capture, Lasting, images_of, mount_table, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::PLACES,
     relevance::Relevance,
@@ -199,6 +199,8 @@ impl Task {
         } else {
             watched_since(watch).await
         };
+        let table = mount_table(init);
+        let lasting = Lasting::of(&self.container.bundle, init, &table, fresh);
         Ok(Capture {
             container: self.container.clone(),
             tracer: self.tracer.clone(),
@@ -213,7 +215,8 @@ impl Task {
             captured: None,
             some_processes: false,
             unseen: false,
-            mount_table: mount_table(init),
+            mount_table: table,
+            lasting,
             // Processes that were restored, or started meanwhile, have run before the watch
             // began.
             reread: !fresh || late,
@@ -262,7 +265,7 @@ impl Task {
                     // A keep-alive init leaves nothing to record; any other has just
                     // begun, and the first turn's end takes it as it is then.
                     _ if capture.keep_alive.is_some() => {
-                        capture.baseline = Some(Baseline::default());
+                        capture.baseline = Some(Baseline::untouched(Set::default()));
                     }
                     _ => {}
                 }
