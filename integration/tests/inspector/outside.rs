@@ -73,14 +73,19 @@ fn what_nerdctl_copies_in_is_seen() -> Result<()> {
     let sandbox = container.sandbox();
     crab.turn_of(sandbox, Class::None, "true")?;
     let from = host.text() + "/file";
-    for to in ["/root/new", "/etc/hosts-of-mine", "/root/new"] {
-        fs::write(&from, to)?;
+    // Another text each time: the same one again within a second, and nothing has changed.
+    for (text, to) in [
+        ("first", "/root/new"),
+        ("second", "/etc/hosts-of-mine"),
+        ("third", "/root/new"),
+    ] {
+        fs::write(&from, text)?;
         let to = format!("{}:{to}", container.name());
         nerdctl.tool(["cp", &from, &to]).run()?.ok()?;
         crab.turn_of(sandbox, Class::Files, "true")?;
         crab.turn_of(sandbox, Class::None, "true")?;
     }
-    assert_eq!(container.sh_ok("cat /root/new")?, "/root/new");
+    assert_eq!(container.sh_ok("cat /root/new")?, "third");
     Ok(())
 }
 
