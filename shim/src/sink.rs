@@ -17,11 +17,13 @@ use std::{
         fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
-use tokio::{net::unix::pipe, task::spawn_blocking};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::{net::unix::pipe, task::spawn_blocking, time::sleep};
 
 use crate::log_driver::DriverCommand;
 
@@ -104,7 +106,8 @@ fn unescape(text: &str, plus_is_space: bool) -> Option<OsString> {
 
 /// Where output goes.
 pub(crate) enum Sink {
-    /// A FIFO, or a log driver's pipe.
+    Fifo(Fifo),
+    /// A log driver's.
     Pipe(pipe::Sender),
     File(Arc<File>),
     /// The client wants none.
@@ -122,11 +125,10 @@ impl Sink {
             ),
             // Else to open it would wait for a reader.
             Target::Path(path) | Target::File(path) if is_fifo(path) => {
-                let fifo = pipe::OpenOptions::new()
-                    .read_write(true)
-                    .open_sender(path)
-                    .with_context(|| format!("open the FIFO {}", path.display()))?;
-                return Ok(Self::Pipe(fifo));
+                let fifo = Fifo::open(path);
+                return Ok(Self::Fifo(
+                    fifo.with_context(|| format!("open the FIFO {}", path.display()))?,
+                ));
             }
             Target::Path(path) => open_file(path.clone(), false).await?,
             Target::File(path) => open_file(path.clone(), true).await?,
@@ -143,8 +145,73 @@ impl Sink {
                 let written = spawn_blocking(move || (&*file).write_all(&data));
                 written.await.unwrap_or_else(|e| Err(io::Error::other(e)))
             }
+            Self::Fifo(fifo) => write_pipe(&fifo.writer, data).await,
             Self::Pipe(pipe) => write_pipe(pipe, data).await,
         }
+    }
+
+    /// Waits until there is somebody who will read what was written, if that was not so from
+    /// the beginning.
+    pub(crate) async fn wait_for_reader(&self) {
+        if let Self::Fifo(fifo) = self {
+            fifo.wait_for_reader().await;
+        }
+    }
+}
+
+/// A client's FIFO.
+///
+/// dockerd and containerd's clients open their end while the process starts, on a thread of
+/// its own: on a busy host it may have ended before. What is in a FIFO that everybody has
+/// closed is lost, and who opens it then waits for ever. The Go shim does not begin before
+/// there is a reader; here a process does not wait, and its FIFOs are held until there is
+/// one.
+pub(crate) struct Fifo {
+    writer: pipe::Sender,
+    /// Both ends, so that a reader that goes away breaks nothing.
+    held: Mutex<Option<File>>,
+    had_reader: bool,
+}
+
+/// How often it is looked whether a reader has come.
+const READER_PAUSE: Duration = Duration::from_millis(5);
+
+impl Fifo {
+    fn open(path: &Path) -> io::Result<Self> {
+        let writer = || pipe::OpenOptions::new().open_sender(path);
+        // Without a reader it is refused (fifo(7)).
+        let had_reader = writer().is_ok();
+        let held = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        Ok(Self {
+            writer: writer()?,
+            held: Mutex::new(Some(held)),
+            had_reader,
+        })
+    }
+
+    async fn wait_for_reader(&self) {
+        if self.had_reader {
+            return;
+        }
+        // What was written stays as long as the writer does.
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        while !self.has_reader() {
+            sleep(READER_PAUSE).await;
+        }
+    }
+
+    fn has_reader(&self) -> bool {
+        let mut fds = [PollFd::new(&self.writer, PollFlags::OUT)];
+        // A writer's error is that nobody reads (pipe_poll of the kernel).
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && !fds[0].revents().contains(PollFlags::ERR)
     }
 }
 
@@ -222,12 +289,40 @@ mod tests {
         assert_eq!(Target::parse("file://host/x").unwrap(), file("/x"));
     }
 
+    fn fifo(dir: &Path) -> PathBuf {
+        let path = dir.join("fifo");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_reader_that_comes_only_at_the_end_gets_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fifo(dir.path());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let read = runtime.block_on(async {
+            let sink = Sink::open(&Target::Path(path.clone())).await.unwrap();
+            sink.write(b"all").await.unwrap();
+            let reader = std::thread::spawn(move || {
+                // Later than all that was there to be done.
+                std::thread::sleep(Duration::from_millis(50));
+                std::fs::read(path).unwrap()
+            });
+            sink.wait_for_reader().await;
+            drop(sink);
+            reader.join().unwrap()
+        });
+        assert_eq!(read, b"all");
+    }
+
     #[test]
     fn a_fifo_by_any_name_is_opened_without_a_reader() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("fifo");
-        let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let path = fifo(dir.path());
         let uri = format!("file://{}", path.display());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -240,7 +335,7 @@ mod tests {
         });
         // A thread that waits for a reader is not waited for.
         runtime.shutdown_background();
-        assert!(matches!(opened, Ok(Ok(Sink::Pipe(_)))));
+        assert!(matches!(opened, Ok(Ok(Sink::Fifo(_)))));
     }
 
     #[test]

@@ -388,7 +388,14 @@ impl Client {
         self.stop_input();
         self.leave.send_replace(Leave::Going);
         let mut relays = self.relays.subscribe();
-        let _ = timeout(DRAIN_LIMIT, relays.wait_for(|count| *count == 0)).await;
+        let delivered = async {
+            let _ = relays.wait_for(|count| *count == 0).await;
+            if let Some(outputs) = self.outputs.get() {
+                outputs.stdout.wait_for_reader().await;
+                outputs.stderr.wait_for_reader().await;
+            }
+        };
+        let _ = timeout(DRAIN_LIMIT, delivered).await;
         self.leave.send_replace(Leave::Gone);
     }
 
