@@ -96,6 +96,13 @@ impl Set {
         })
     }
 
+    /// Whether the init has still to execute the container's program: runc's start answers
+    /// when it has told it to.
+    pub fn has_yet_to_begin(&self, init: i32) -> bool {
+        let mut all = self.processes.values();
+        all.any(|process| process.pid == init && process.comm == RUNC_INIT)
+    }
+
     /// Why no process image may be taken without harm or could not be restored,
     /// if so: known before anything is frozen.
     pub fn undumpable(&self, init: i32) -> Option<String> {
@@ -131,6 +138,9 @@ impl Set {
         None
     }
 }
+
+/// What runc's process in a container calls itself (its nsexec.c).
+const RUNC_INIT: &str = "runc:[2:INIT]";
 
 /// In which field of `/proc/net/unix` and of the internet tables the inode is
 /// (proc_pid_net(5)).

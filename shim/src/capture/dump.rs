@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process half: whether CRIU can be asked, and asking it.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
-    cgroup::Cgroup,
+    cgroup::{Cgroup, CgroupError},
     criu::{self, Criu},
     oci::ImagePaths,
     procs::Set,
@@ -24,13 +29,28 @@ use crate::{
 /// id again, and in a shared namespace somebody else may have it by then.
 const SHARED_PROCESSES: &str = "its process namespace is shared with its pod or the host: a restore could not have its process ids back";
 
+/// How long a container's program may take to be executed once it was started.
+const BEGIN_LIMIT: Duration = Duration::from_secs(2);
+
+/// The processes, once the container's program is what its init is.
+fn begun(cgroup: &Cgroup, init: i32) -> Result<Set, CgroupError> {
+    let start = Instant::now();
+    loop {
+        let all = Set::of(cgroup, None)?;
+        if !all.has_yet_to_begin(init) || start.elapsed() > BEGIN_LIMIT {
+            return Ok(all);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Whether CRIU can be asked to dump what is in the cgroup, and would do no harm. Found
 /// out before anything is frozen.
 pub(crate) fn can_dump(container: &Container, cgroup: &Cgroup, init: i32) -> Result<Criu, String> {
     container.runtime.driver().dumps()?;
     let criu = container.criu()?;
     // With the init, keep-alive or not: a dump takes it along.
-    let all = Set::of(cgroup, None).map_err(|e| e.to_string())?;
+    let all = begun(cgroup, init).map_err(|e| e.to_string())?;
     if let Some(reason) = all.undumpable(init) {
         return Err(reason);
     }
