@@ -179,15 +179,17 @@ const READER_PAUSE: Duration = Duration::from_millis(5);
 impl Fifo {
     fn open(path: &Path) -> io::Result<Self> {
         let writer = || pipe::OpenOptions::new().open_sender(path);
-        // Without a reader it is refused (fifo(7)).
-        let had_reader = writer().is_ok();
+        // Without a reader it is refused (fifo(7)); with one it must not be closed again, which
+        // would be the end for that reader.
+        let early = writer();
+        let had_reader = early.is_ok();
         let held = File::options()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
         Ok(Self {
-            writer: writer()?,
+            writer: early.or_else(|_| writer())?,
             held: Mutex::new(Some(held)),
             had_reader,
         })
@@ -317,6 +319,41 @@ mod tests {
             reader.join().unwrap()
         });
         assert_eq!(read, b"all");
+    }
+
+    #[test]
+    fn a_reader_that_was_there_before_sees_no_end_until_it_is_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fifo(dir.path());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let from = path.clone();
+        let reader = std::thread::spawn(move || std::fs::read(from).unwrap());
+        // Until it waits for a writer: then one that does not wait is let in.
+        let writer = loop {
+            match pipe_writer(&path) {
+                Ok(writer) => break writer,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        runtime.block_on(async {
+            let sink = Sink::open(&Target::Path(path.clone())).await.unwrap();
+            drop(writer);
+            std::thread::sleep(Duration::from_millis(50));
+            sink.write(b"all").await.unwrap();
+            sink.wait_for_reader().await;
+        });
+        assert_eq!(reader.join().unwrap(), b"all");
+    }
+
+    fn pipe_writer(path: &Path) -> io::Result<File> {
+        let mut options = File::options();
+        options
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
     }
 
     #[test]
