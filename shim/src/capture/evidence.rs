@@ -183,7 +183,7 @@ impl Capture {
             self.baseline = Some(Baseline::new(set, rested, None));
             return Ok(Duration::ZERO);
         }
-        let still = Still::stand(self.container.clone());
+        let still = Still::stand_when_entered(self.container.clone());
         let frozen = self
             .cgroup
             .freeze(self.container.config.runtime.freeze_timeout())?;

@@ -72,7 +72,7 @@ impl Capture {
         }
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
-        let still = Still::stand(self.container.clone());
+        let still = Still::stand_when_entered(self.container.clone());
         let limit = self.container.config.runtime.freeze_timeout();
         let frozen = self.cgroup.freeze(limit)?;
         let stopped = self.processes()?;

@@ -14,7 +14,10 @@ mod start;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     time::SystemTime,
 };
 
@@ -118,6 +121,8 @@ pub(crate) struct Container {
     /// A capture has it frozen, or a rollback has taken its processes away: nothing
     /// can be started in it.
     pub(crate) standing_still: AtomicBool,
+    /// How many processes are being started in it.
+    pub(crate) entering: AtomicUsize,
     /// Held by the Delete of the container.
     deleting: tokio::sync::Mutex<()>,
     /// The limits that a client has set since Create, as OCI JSON.
@@ -231,6 +236,7 @@ impl Container {
             beginning: Mutex::default(),
             turns: OnceLock::new(),
             standing_still: AtomicBool::new(false),
+            entering: AtomicUsize::new(0),
             deleting: tokio::sync::Mutex::default(),
             limits: Mutex::default(),
             bundle,

@@ -26,6 +26,7 @@ use crate::{
     history::Images,
     pipes,
     stdio::Client,
+    still::Entering,
     terminal::{ConsoleSocket, Terminal},
     turns,
 };
@@ -258,7 +259,9 @@ impl Container {
         if begun && let Some(turns) = self.turns() {
             turns.begin(exec, &spec).await;
         }
+        let entering = Entering::begin(self).await;
         let started = self.run_exec(exec, &spec, &client).await;
+        drop(entering);
         let Launched {
             pid,
             terminal,
