@@ -230,10 +230,6 @@ mod tests {
     #[test]
     fn the_processes_decide_by_set_then_by_progress() {
         let none = Difference::default();
-        let ran = Difference {
-            ran: 1,
-            ..Difference::default()
-        };
         let half = |none_now, some_before, difference| {
             process_half(ProcessEvidence {
                 none_now,
@@ -245,8 +241,9 @@ mod tests {
         assert_eq!(half(true, false, Some(none)), ProcessHalf::Unchanged);
         assert!(matches!(half(true, true, Some(none)), ProcessHalf::Gone(_)));
         assert_eq!(half(false, true, Some(none)), ProcessHalf::Unchanged);
+        let ended = Difference { ended: 1, ..none };
         assert!(matches!(
-            half(false, true, Some(ran)),
+            half(false, true, Some(ended)),
             ProcessHalf::Image(_)
         ));
         assert!(matches!(half(false, true, None), ProcessHalf::Image(_)));
