@@ -22,7 +22,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::stat::Stat;
+use crate::stat::{self, Stat};
 
 /// Why a cgroup could not be found, read, frozen or thawed.
 #[derive(Debug, Error)]
@@ -336,9 +336,9 @@ impl Cgroup {
         self.processes()
             .unwrap_or_default()
             .into_iter()
-            .filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok())
-            .flat_map(|threads| threads.flatten())
-            .filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok())
+            .filter_map(|pid| stat::threads(pid).ok())
+            .flatten()
+            .filter_map(|(_, thread)| fs::read_to_string(thread.join("syscall")).ok())
             .any(|call| is_vfork(&call))
     }
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `/proc/<pid>/stat` (proc_pid_stat(5)), also of processes whose names are chosen to
-//! confuse: a name may hold brackets, spaces and bytes that are no UTF-8.
+//! confuse: a name may hold brackets, spaces and bytes that are no UTF-8. And the threads
+//! of a process, with how far each has run.
 
-use std::{fs, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 /// `PF_EXITING` (`linux/sched.h`): it runs none of its program any more.
 const EXITING: u64 = 0x4;
@@ -74,6 +78,26 @@ impl Stat {
     pub(crate) fn is_exiting(&self) -> bool {
         self.flags & EXITING != 0
     }
+}
+
+/// The threads of a process, by their ids, and each one's directory in `/proc`.
+///
+/// # Errors
+/// When the process is gone.
+pub(crate) fn threads(pid: i32) -> io::Result<impl Iterator<Item = (i32, PathBuf)>> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+    Ok(entries.filter_map(|entry| {
+        let tid = entry.file_name().to_str()?.parse().ok()?;
+        Some((tid, entry.path()))
+    }))
+}
+
+/// Run time in nanoseconds and time slices of a thread so far (proc_pid_schedstat);
+/// nothing if it is gone.
+pub(crate) fn ran(thread: &Path) -> Option<(u64, u64)> {
+    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
+    let mut fields = text.split_ascii_whitespace();
+    Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
 }
 
 #[cfg(test)]

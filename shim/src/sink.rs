@@ -291,6 +291,13 @@ mod tests {
         assert_eq!(Target::parse("file://host/x").unwrap(), file("/x"));
     }
 
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    }
+
     fn fifo(dir: &Path) -> PathBuf {
         let path = dir.join("fifo");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
@@ -302,11 +309,7 @@ mod tests {
     fn a_reader_that_comes_only_at_the_end_gets_all() {
         let dir = tempfile::tempdir().unwrap();
         let path = fifo(dir.path());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let read = runtime.block_on(async {
+        let read = runtime().block_on(async {
             let sink = Sink::open(&Target::Path(path.clone())).await.unwrap();
             sink.write(b"all").await.unwrap();
             let reader = std::thread::spawn(move || {
@@ -325,10 +328,7 @@ mod tests {
     fn a_reader_that_was_there_before_sees_no_end_but_the_last() {
         let dir = tempfile::tempdir().unwrap();
         let path = fifo(dir.path());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         // An end in between lasts for some microseconds.
         for _ in 0..300 {
             let from = path.clone();
@@ -349,10 +349,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = fifo(dir.path());
         let uri = format!("file://{}", path.display());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         let opened = runtime.block_on(async {
             let target = Target::parse(&uri).unwrap();
             let limit = std::time::Duration::from_secs(20);

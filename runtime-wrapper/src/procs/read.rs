@@ -1,17 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reading one process from `/proc` (proc_pid_stat(5), proc_pid_schedstat).
+//! Reading one process from `/proc`.
 
 use std::{collections::BTreeMap, fs};
 
 use super::{Process, Thread};
-use crate::stat::Stat;
-
-fn parse_schedstat(text: &str) -> Option<(u64, u64)> {
-    let mut fields = text.split_ascii_whitespace();
-    let run = fields.next()?.parse().ok()?;
-    let slices = fields.nth(1)?.parse().ok()?;
-    Some((run, slices))
-}
+use crate::stat::{self, Stat};
 
 fn read_args(pid: i32) -> Vec<String> {
     let mut raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -25,16 +18,9 @@ fn read_args(pid: i32) -> Vec<String> {
 pub(super) fn read_process(pid: i32) -> Option<Process> {
     let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
     let mut threads = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-        let dir = entry.path();
-        let Some(tid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        let ran = fs::read_to_string(dir.join("schedstat"))
-            .ok()
-            .and_then(|text| parse_schedstat(&text));
+    for (tid, dir) in stat::threads(pid).ok()? {
         // A thread that went while we looked makes a difference next time.
-        let Some(ran) = ran else { continue };
+        let Some(ran) = stat::ran(&dir) else { continue };
         let place = fs::read_to_string(dir.join("syscall")).unwrap_or_default();
         threads.insert(
             tid,

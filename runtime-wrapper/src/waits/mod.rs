@@ -25,7 +25,7 @@ use rustix::fs::{fstat, fstatfs, major, makedev, minor};
 use self::call::Call;
 use crate::{
     cgroup::{Cgroup, CgroupError},
-    stat::Stat,
+    stat::{self, Stat},
 };
 
 /// The magic number of devpts (statfs(2)).
@@ -168,13 +168,13 @@ pub fn look(cgroup: &Cgroup, stdins: &[Stdin], network: bool) -> Result<Vec<Seen
         let is_inside = own.is_some_and(|own| !stdins.iter().any(|stdin| same(stdin, &own)));
         let in_foreground = is_inside && stat.group == stat.foreground;
         let mut reads_own = false;
-        for thread in threads(pid) {
+        for (_, thread) in stat::threads(pid).into_iter().flatten() {
             let thread = thread.as_path();
             let Some(stat) = Stat::read(&thread.join("stat")) else {
                 continue;
             };
             process.runs |= matches!(stat.state, 'R' | 'D');
-            if let Some((ran, slices)) = schedstat(thread) {
+            if let Some((ran, slices)) = stat::ran(thread) {
                 process.progress.0 += ran;
                 process.progress.1 += slices;
             }
@@ -224,21 +224,6 @@ fn same(stdin: &Stdin, terminal: &Stdin) -> bool {
         (Stdin::Terminal { number, .. }, Stdin::Terminal { number: other, .. }) => number == other,
         _ => false,
     }
-}
-
-fn threads(pid: i32) -> impl Iterator<Item = std::path::PathBuf> {
-    fs::read_dir(format!("/proc/{pid}/task"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-}
-
-/// Run time and time slices (proc_pid_schedstat).
-fn schedstat(thread: &Path) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
-    let mut fields = text.split_ascii_whitespace();
-    Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
 }
 
 #[cfg(test)]

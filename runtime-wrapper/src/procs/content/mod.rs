@@ -27,7 +27,7 @@ mod stop;
 
 use std::{
     collections::BTreeMap,
-    fmt, fs, io,
+    fmt, io,
     path::{Path, PathBuf},
     sync::mpsc::{RecvTimeoutError, Sender, channel},
     thread,
@@ -49,7 +49,10 @@ use self::{
     stop::Stopped,
 };
 use super::{Process, Set};
-use crate::cgroup::{Cgroup, CgroupError, Frozen};
+use crate::{
+    cgroup::{Cgroup, CgroupError, Frozen},
+    stat::{self, Stat},
+};
 
 /// Why processes cannot be compared by what they hold.
 #[derive(Debug, Error)]
@@ -297,15 +300,13 @@ fn stop(cgroup: &Cgroup, frozen: &Frozen, asked: Asked) -> Result<Stopped, Conte
 
 /// The threads of a process that have not ended.
 fn threads(pid: i32) -> Vec<i32> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task"));
-    let mut tids: Vec<i32> = entries
+    let mut tids: Vec<i32> = stat::threads(pid)
         .into_iter()
         .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(|tid| {
-            let stat = crate::stat::Stat::read(Path::new(&format!("/proc/{pid}/task/{tid}/stat")));
-            stat.is_some_and(|stat| !stat.first_has_ended())
+        .filter(|(_, dir)| {
+            Stat::read(&dir.join("stat")).is_some_and(|stat| !stat.first_has_ended())
         })
+        .map(|(tid, _)| tid)
         .collect();
     tids.sort_unstable();
     tids
