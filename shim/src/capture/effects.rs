@@ -24,15 +24,16 @@ impl Capture {
         counted: Option<&Effects>,
     ) -> TurnEffects {
         let mut effects = TurnEffects {
-            external: external(self.base.as_ref(), counted),
+            external: external(self.known.base.as_ref(), counted),
             ..TurnEffects::default()
         };
         // Which they were is known also where it is not known what they have done since.
         if let Some(before) = self
+            .known
             .baseline
             .as_ref()
             .and_then(Baseline::rested)
-            .or(self.captured.as_ref())
+            .or(self.known.captured.as_ref())
         {
             let (passed_over, changes): (Vec<_>, Vec<_>) = now
                 .changes_since(before)

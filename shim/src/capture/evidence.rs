@@ -139,7 +139,7 @@ impl Capture {
 
     /// After a restore by CRIU: which processes there are.
     pub(crate) fn note_restored(&mut self) -> Result<()> {
-        self.captured = Some(self.processes()?);
+        self.known.captured = Some(self.processes()?);
         Ok(())
     }
 
@@ -169,18 +169,18 @@ impl Capture {
         epoch: Option<&Epoch>,
         held: Option<&Content>,
     ) -> Result<Duration> {
-        self.baseline = None;
+        self.known.baseline = None;
         let before = match (&rested, held) {
             (Some(rested), _) => rested,
             (None, Some(_)) => &set,
             (None, None) => {
-                self.baseline = Some(Baseline::new(set, None, None));
+                self.known.baseline = Some(Baseline::new(set, None, None));
                 return Ok(Duration::ZERO);
             }
         };
         let limit = self.container.config.checkpoints.compare_bytes;
         if before.image_bytes() > limit {
-            self.baseline = Some(Baseline::new(set, rested, None));
+            self.known.baseline = Some(Baseline::new(set, rested, None));
             return Ok(Duration::ZERO);
         }
         let still = Still::stand_when_entered(self.container.clone());
@@ -199,7 +199,7 @@ impl Capture {
         let thawed = self.epoch(&now);
         let stood = frozen.thaw()?;
         drop(still);
-        self.baseline = Some(if at_rest || is_as_held {
+        self.known.baseline = Some(if at_rest || is_as_held {
             let rested = self.settle(places, thawed.as_ref(), SETTLE_RESTORED)?;
             Baseline::new(set, rested, content.ok())
         } else {

@@ -95,9 +95,9 @@ impl Capture {
         }
         let mut held = None;
         if let ProcessHalf::Ran(ran) = &look.half {
-            let earlier = self.baseline.as_ref().and_then(Baseline::content);
+            let earlier = self.known.baseline.as_ref().and_then(Baseline::content);
             let now = self.content(&frozen, &set, &stopped, earlier)?;
-            look.half = match &self.baseline {
+            look.half = match &self.known.baseline {
                 Some(before) => before.compare(ran, &now),
                 None => ProcessHalf::Image(ran.clone()),
             };
@@ -137,9 +137,9 @@ impl Capture {
         } else {
             self.stage(scans)?
         };
-        self.passed_over = class == Class::None && verdict.passed_over > 0;
+        self.known.passed_over = class == Class::None && verdict.passed_over > 0;
         // CRIU leaves its traces there, too.
-        self.lasting.capture_now();
+        self.known.objects = self.lasting.look(None).0;
         let last = self.processes()?;
         let mut thawed = None;
         if watched && !last.is_empty() {
@@ -150,7 +150,7 @@ impl Capture {
         let capture_us = micros(capture.elapsed());
         let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
         let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;
-        self.base = base;
+        self.known.base = base;
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
             (_, Some(image)) => StagedProcesses::Image(image),
@@ -208,15 +208,15 @@ impl Capture {
         held: Option<&Content>,
     ) -> Result<Duration> {
         if *half != ProcessHalf::Unchanged {
-            self.captured = Some(frozen.clone());
+            self.known.captured = Some(frozen.clone());
         }
         match half {
             ProcessHalf::Gone(_) => {
-                self.some_processes = !frozen.is_empty();
-                self.baseline = Some(Baseline::untouched(frozen));
+                self.known.some_processes = !frozen.is_empty();
+                self.known.baseline = Some(Baseline::untouched(frozen));
             }
             ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {
-                self.some_processes = true;
+                self.known.some_processes = true;
                 let rested = self.settle(places, epoch, SETTLE)?;
                 return self.imaged(frozen, rested, places, epoch, held);
             }
@@ -224,7 +224,7 @@ impl Capture {
             ProcessHalf::Unchanged if frozen.is_empty() => {}
             ProcessHalf::Unchanged => {
                 let rested = self.settle(places, epoch, SETTLE)?;
-                if let Some(baseline) = &mut self.baseline {
+                if let Some(baseline) = &mut self.known.baseline {
                     baseline.rests(rested);
                 }
             }

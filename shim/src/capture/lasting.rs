@@ -25,14 +25,17 @@ pub(crate) struct Lasting {
     /// Nothing where they are not the container's own.
     system_v: Option<SystemV>,
     are_objects_none: bool,
-    /// As of the newest capture; nothing if they could not be listed.
-    captured: Option<Objects>,
 }
 
 impl Lasting {
     /// Of a container whose init sees this table of mounts, right after it was created, or
-    /// else restored with whatever was in its image.
-    pub(crate) fn of(bundle: &Bundle, init: i32, table: &[u8], fresh: bool) -> Self {
+    /// else restored with whatever was in its image; and the objects that it has then.
+    pub(crate) fn of(
+        bundle: &Bundle,
+        init: i32,
+        table: &[u8],
+        fresh: bool,
+    ) -> (Self, Option<Objects>) {
         let mounts = mount::points(table);
         let mut own_mounts = mounts.clone();
         if !fresh {
@@ -49,14 +52,13 @@ impl Lasting {
             None
         });
         let objects = system_v.as_ref().and_then(|it| it.objects().ok());
-        Self {
+        let lasting = Self {
             are_mounts_own: mounts == own_mounts,
             own_mounts,
             are_objects_none: objects.as_ref().is_none_or(Objects::is_empty),
-            // A restored one's are those of the image.
-            captured: objects,
             system_v,
-        }
+        };
+        (lasting, objects)
     }
 
     /// Whether it would be lost if the init were started again.
@@ -69,33 +71,17 @@ impl Lasting {
         self.are_mounts_own = mount::points(table) == self.own_mounts;
     }
 
-    /// Lists the objects, and tells whether they may be others than those of the newest
-    /// capture.
-    pub(super) fn look(&mut self) -> (Option<Objects>, bool) {
+    /// Lists the objects, and tells whether they may be others than those that are captured.
+    pub(super) fn look(&mut self, captured: Option<&Objects>) -> (Option<Objects>, bool) {
         let Some(system_v) = &self.system_v else {
             return (None, false);
         };
         let objects = system_v.objects().ok();
         self.are_objects_none = objects.as_ref().is_some_and(Objects::is_empty);
-        let may_differ = match (&objects, &self.captured) {
+        let may_differ = match (&objects, captured) {
             (Some(now), Some(before)) => now.may_differ_from(before),
             _ => true,
         };
         (objects, may_differ)
-    }
-
-    /// What is there now is captured.
-    pub(super) fn capture_now(&mut self) {
-        self.captured = self.look().0;
-    }
-
-    /// What was listed is captured.
-    pub(super) fn capture(&mut self, objects: Option<Objects>) {
-        self.captured = objects;
-    }
-
-    /// What the newest capture has, to be put back.
-    pub(super) fn captured(&self) -> Option<Objects> {
-        self.captured.clone()
     }
 }

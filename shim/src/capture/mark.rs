@@ -10,49 +10,43 @@ use crab_runtime::{procs::Set, system_v::Objects};
 
 use super::{Baseline, Capture, Taken};
 
-/// Everything that a look without a freeze moves on, as it was before.
-pub(crate) struct Mark {
-    base: Option<Effects>,
-    baseline: Option<Baseline>,
-    captured: Option<Set>,
-    some_processes: bool,
-    unseen: bool,
-    reread: bool,
-    owed: bool,
-    passed_over: bool,
-    objects: Option<Objects>,
+/// What the next look compares with and owes: all that a look without a freeze moves on.
+#[derive(Clone, Default)]
+pub(crate) struct Known {
+    /// The counters up to which everything is captured.
+    pub(crate) base: Option<Effects>,
+    /// The processes as of the newest capture; nothing if they were not
+    /// recorded.
+    pub(crate) baseline: Option<Baseline>,
+    /// The same, whatever they have done since: told, and nothing is decided by it.
+    pub(crate) captured: Option<Set>,
+    /// The newest capture holds processes, by an image or as missing.
+    pub(crate) some_processes: bool,
+    /// System V IPC objects as of the newest capture; nothing if they could not be listed.
+    pub(crate) objects: Option<Objects>,
+    /// At the newest look, a process had the means to write with no system call.
+    pub(crate) unseen: bool,
+    /// Memory-backed files were made while nobody watched: they are read again.
+    pub(crate) reread: bool,
+    /// A capture failed: files are looked at whatever the counters say.
+    pub(crate) owed: bool,
+    /// Changes that do not call for a checkpoint were left out of the newest one, or may
+    /// have been.
+    pub(crate) passed_over: bool,
 }
 
 impl Capture {
     /// As [`Self::take`], if that needs no freeze; nothing if it does, and then nothing
-    /// has moved. The mark takes back what was taken.
-    pub(crate) fn take_running_only(&mut self) -> (Mark, Result<Option<Taken>>) {
-        let mark = Mark {
-            base: self.base.clone(),
-            baseline: self.baseline.clone(),
-            captured: self.captured.clone(),
-            some_processes: self.some_processes,
-            unseen: self.unseen,
-            reread: self.reread,
-            owed: self.owed,
-            passed_over: self.passed_over,
-            objects: self.lasting.captured(),
-        };
+    /// has moved. What was known before takes back what was taken.
+    pub(crate) fn take_running_only(&mut self) -> (Known, Result<Option<Taken>>) {
+        let before = self.known.clone();
         let taken = self.take_if(false, false);
-        (mark, taken)
+        (before, taken)
     }
 
-    /// As if the look with this mark had never been. Indexes of roots without a change may
-    /// be fresher than before, which is as true.
-    pub(crate) fn go_back(&mut self, mark: Mark) {
-        self.base = mark.base;
-        self.baseline = mark.baseline;
-        self.captured = mark.captured;
-        self.some_processes = mark.some_processes;
-        self.unseen = mark.unseen;
-        self.reread = mark.reread;
-        self.owed = mark.owed;
-        self.passed_over = mark.passed_over;
-        self.lasting.capture(mark.objects);
+    /// As if the look before which this was known had never been. Indexes of roots without
+    /// a change may be fresher than before, which is as true.
+    pub(crate) fn go_back(&mut self, before: Known) {
+        self.known = before;
     }
 }

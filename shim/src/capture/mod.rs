@@ -47,7 +47,7 @@ use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects
 use tokio::runtime::Handle;
 
 use self::dump::entries;
-pub(crate) use self::mark::Mark;
+pub(crate) use self::mark::Known;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 pub(crate) use self::{baseline::Baseline, dump::can_dump, lasting::Lasting};
 use crate::{
@@ -70,28 +70,12 @@ pub(crate) struct Capture {
     pub(crate) cgroup: Cgroup,
     pub(crate) init: i32,
     pub(crate) keep_alive: Option<KeepAlive>,
-    /// The counters up to which everything is captured.
-    pub(crate) base: Option<Effects>,
-    /// The processes as of the newest capture; nothing if they were not
-    /// recorded.
-    pub(crate) baseline: Option<Baseline>,
-    /// The same, whatever they have done since: told, and nothing is decided by it.
-    pub(crate) captured: Option<Set>,
-    /// The newest capture holds processes, by an image or as missing.
-    pub(crate) some_processes: bool,
-    /// At the newest look, a process had the means to write with no system call.
-    pub(crate) unseen: bool,
+    pub(crate) known: Known,
     /// The mounts that the init sees, as of the newest look.
     pub(crate) mount_table: Vec<u8>,
     pub(crate) lasting: Lasting,
-    /// Memory-backed files were made while nobody watched: they are read again.
-    pub(crate) reread: bool,
-    /// A capture failed: files are looked at whatever the counters say.
-    pub(crate) owed: bool,
     /// What does not call for a checkpoint.
     pub(crate) relevance: Relevance,
-    /// Changes that do not were left out of the newest checkpoint, or may have been.
-    pub(crate) passed_over: bool,
     pub(crate) async_runtime: Handle,
 }
 
@@ -163,12 +147,20 @@ impl Capture {
 
     fn half(&self, now: &Set) -> ProcessHalf {
         // Without any, something may have been there that is not on record.
-        let only_ignored = self.baseline.as_ref().is_some_and(Baseline::only_ignored);
+        let only_ignored = self
+            .known
+            .baseline
+            .as_ref()
+            .is_some_and(Baseline::only_ignored);
         decide::process_half(ProcessEvidence {
             none_now: now.all_ignored(),
             others_now: !now.is_empty(),
-            some_before: self.some_processes && !only_ignored,
-            difference: self.baseline.as_ref().map(|before| before.difference(now)),
+            some_before: self.known.some_processes && !only_ignored,
+            difference: self
+                .known
+                .baseline
+                .as_ref()
+                .map(|before| before.difference(now)),
         })
     }
 
@@ -199,11 +191,11 @@ impl Capture {
     /// The newest capture is void: what it saw must be looked at again.
     /// `holds_processes`: the checkpoint that still holds has an image.
     pub(crate) fn forget(&mut self, holds_processes: bool) {
-        self.owed = true;
-        let empty = self.baseline.as_ref().is_some_and(Baseline::is_empty);
-        self.some_processes = holds_processes || (self.some_processes && !empty);
+        self.known.owed = true;
+        let empty = self.known.baseline.as_ref().is_some_and(Baseline::is_empty);
+        self.known.some_processes = holds_processes || (self.known.some_processes && !empty);
         if !empty {
-            self.baseline = None;
+            self.known.baseline = None;
         }
     }
 

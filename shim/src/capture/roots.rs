@@ -218,7 +218,7 @@ impl Capture {
     /// A changed or removed file that a process holds on to: CRIU compares them
     /// on restore, so that the older image would not fit the newer files.
     pub(super) fn held_change(&self, scans: &Scans, set: &Set) -> Option<String> {
-        if set.is_empty() || !self.some_processes || scans.count() == 0 {
+        if set.is_empty() || !self.known.some_processes || scans.count() == 0 {
             return None;
         }
         let held = set.references();

@@ -50,7 +50,7 @@ impl Capture {
     pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
         let start = Instant::now();
         let now = self.effects();
-        let moved = match (&self.base, &now) {
+        let moved = match (&self.known.base, &now) {
             (Some(before), Ok(now)) => {
                 before.mounts != now.mounts || before.instance != now.instance
             }
@@ -60,13 +60,13 @@ impl Capture {
             return Ok(None);
         }
         // What fails half way is looked at again, whatever the counters say.
-        self.owed |= moved;
+        self.known.owed |= moved;
         let remounted = moved && self.follow_mounts()?;
-        let (objects, other_objects) = self.lasting.look();
+        let (objects, other_objects) = self.lasting.look(self.known.objects.as_ref());
         let set = self.processes()?;
         let unseen = set.writes_unseen();
-        let means = unseen || self.unseen;
-        let seen = decide::seen(self.base.as_ref(), &now, means);
+        let means = unseen || self.known.unseen;
+        let seen = decide::seen(self.known.base.as_ref(), &now, means);
         let mut half = self.half(&set);
         if !set.is_empty() && !half.needs_image() {
             // Both are in the process image.
@@ -76,16 +76,16 @@ impl Capture {
                 half = ProcessHalf::Image("System V IPC objects changed".into());
             }
         }
-        let owed = self.owed || whole && self.passed_over;
+        let owed = self.known.owed || whole && self.known.passed_over;
         if seen == Seen::FilesUntouched && !owed && half == ProcessHalf::Unchanged {
-            self.unseen = unseen;
+            self.known.unseen = unseen;
             let now = now.ok();
             let nothing = self.nothing(&seen, &set, now.as_ref(), start);
-            self.base = now;
+            self.known.base = now;
             return Ok(Some(nothing));
         }
         // A mapping that was made and is gone again counts, too.
-        let made = match (&self.base, &now) {
+        let made = match (&self.known.base, &now) {
             (Some(before), Ok(now)) => before.unseen != now.unseen,
             _ => true,
         };
@@ -93,13 +93,13 @@ impl Capture {
             start,
             seen,
             half,
-            reread: means || made || self.reread,
+            reread: means || made || self.known.reread,
             whole,
             epoch: now.ok(),
         };
-        self.owed = true;
+        self.known.owed = true;
         let in_motion = !set.at_rest() || unseen;
-        self.unseen = unseen;
+        self.known.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
         let running = if look.half.needs_freeze() || in_motion {
@@ -109,14 +109,14 @@ impl Capture {
         };
         let taken = match running {
             Ok(taken) => {
-                self.lasting.capture(objects);
+                self.known.objects = objects;
                 taken
             }
             Err(_) if !may_freeze => return Ok(None),
             Err(look) => self.take_frozen(look, &set)?,
         };
-        self.owed = false;
-        self.reread = false;
+        self.known.owed = false;
+        self.known.reread = false;
         Ok(Some(taken))
     }
 
@@ -152,13 +152,13 @@ impl Capture {
             return Ok(Err(look));
         };
         let effects = self.effects_of_turn(&look.half, set, verdict.ignored, look.epoch.as_ref());
-        self.base = look.epoch;
-        self.passed_over = class == Class::None && verdict.passed_over > 0;
+        self.known.base = look.epoch;
+        self.known.passed_over = class == Class::None && verdict.passed_over > 0;
         let processes = match &look.half {
             ProcessHalf::Gone(_) => {
-                self.baseline = Some(Baseline::untouched(set.clone()));
-                self.captured = Some(set.clone());
-                self.some_processes = false;
+                self.known.baseline = Some(Baseline::untouched(set.clone()));
+                self.known.captured = Some(set.clone());
+                self.known.some_processes = false;
                 StagedProcesses::None
             }
             _ => StagedProcesses::Kept,

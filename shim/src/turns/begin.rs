@@ -26,7 +26,7 @@ use super::{
     task::{History, Open, Task, Watch},
 };
 use crate::{
-    capture::{Baseline, Capture, Lasting, images_of, mount_table, open_roots},
+    capture::{Baseline, Capture, Known, Lasting, images_of, mount_table, open_roots},
     history::{Beginning, Ledger, Restored},
     publish::PLACES,
     relevance::Relevance,
@@ -200,7 +200,7 @@ impl Task {
             watched_since(watch).await
         };
         let table = mount_table(init);
-        let lasting = Lasting::of(&self.container.bundle, init, &table, fresh);
+        let (lasting, objects) = Lasting::of(&self.container.bundle, init, &table, fresh);
         Ok(Capture {
             container: self.container.clone(),
             tracer: self.tracer.clone(),
@@ -210,19 +210,19 @@ impl Task {
             cgroup,
             init,
             keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
-            base,
-            baseline: None,
-            captured: None,
-            some_processes: false,
-            unseen: false,
+            known: Known {
+                base,
+                // A restored one's are those of the image.
+                objects,
+                // Processes that were restored, or started meanwhile, have run before the
+                // watch began.
+                reread: !fresh || late,
+                owed: !fresh || late,
+                ..Known::default()
+            },
             mount_table: table,
             lasting,
-            // Processes that were restored, or started meanwhile, have run before the watch
-            // began.
-            reread: !fresh || late,
-            owed: !fresh || late,
             relevance: Relevance::of(&self.container.config.ignore),
-            passed_over: false,
             async_runtime: Handle::current(),
         })
     }
@@ -238,7 +238,7 @@ impl Task {
             ..
         }) = &mut self.history
         {
-            capture.base = base;
+            capture.known.base = base;
         }
     }
 
@@ -258,14 +258,14 @@ impl Task {
                 match (restored, processes, version) {
                     (true, Some(processes), Some(version)) => {
                         let places = places_of(&store.reader(&version)?, processes)?;
-                        capture.some_processes = true;
+                        capture.known.some_processes = true;
                         capture.note_restored()?;
                         capture.settle_restored(&places)?;
                     }
                     // A keep-alive init leaves nothing to record; any other has just
                     // begun, and the first turn's end takes it as it is then.
                     _ if capture.keep_alive.is_some() => {
-                        capture.baseline = Some(Baseline::untouched(Set::default()));
+                        capture.known.baseline = Some(Baseline::untouched(Set::default()));
                     }
                     _ => {}
                 }

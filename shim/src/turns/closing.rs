@@ -19,7 +19,7 @@ use super::{
     record::Way,
     task::{Open, Task},
 };
-use crate::capture::{Capture, Mark, Taken};
+use crate::capture::{Capture, Known, Taken};
 
 /// A turn whose last exec has ended, while another may follow.
 pub(super) struct Closing {
@@ -28,7 +28,7 @@ pub(super) struct Closing {
 }
 
 /// A look in the hands of a working thread.
-pub(super) type Early = JoinHandle<(Capture, Mark, anyhow::Result<Option<Taken>>)>;
+pub(super) type Early = JoinHandle<(Capture, Known, anyhow::Result<Option<Taken>>)>;
 
 impl Task {
     /// The last exec of a turn has ended: the turn is over, unless another follows.
@@ -56,8 +56,8 @@ impl Task {
         {
             open.look_begins();
             self.early = Some(tokio::task::spawn_blocking(move || {
-                let (mark, taken) = capture.take_running_only();
-                (capture, mark, taken)
+                let (before, taken) = capture.take_running_only();
+                (capture, before, taken)
             }));
         }
         self.closing = Some(Closing { open, until });
@@ -103,7 +103,7 @@ impl Task {
     /// wanted, and else is as if it had never been.
     pub(super) async fn collect(&mut self, wanted: bool) -> Option<Taken> {
         let early = self.early.take()?;
-        let (mut capture, mark, taken) = match early.await {
+        let (mut capture, before, taken) = match early.await {
             Ok(done) => done,
             Err(panic) => {
                 tracing::error!(%panic, "a look panicked");
@@ -119,7 +119,7 @@ impl Task {
             }
         };
         if taken.is_none() {
-            capture.go_back(mark);
+            capture.go_back(before);
         }
         if let Ok(history) = &mut self.history {
             history.capture = Some(capture);
