@@ -16,9 +16,11 @@ const VARIABLE: &str = "CRAB_TEST_DRIVER";
 /// Where the shims look for what is configured.
 const CONFIG: &str = "/etc/crab/config.toml";
 
-/// So that an exec is a turn, also where the next one follows faster than any model answers:
-/// for the configuration of a test that counts turns.
-pub const EACH_EXEC_A_TURN: &str = "[turns]\nmerge_gap_ms = 0\n";
+/// So that an exec is a turn, also where the next one follows faster than any model answers,
+/// and waits for as long as a capture takes on a machine however slow: for the configuration
+/// of a test that counts turns.
+pub const EACH_EXEC_A_TURN: &str =
+    "[turns]\nmerge_gap_ms = 0\n[checkpoints]\nmax_gate_ms = 60000\n";
 
 /// An OCI runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

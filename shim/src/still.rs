@@ -15,13 +15,18 @@ use tokio::time::sleep;
 
 use crate::sandbox::Container;
 
-/// The sandbox stands still for as long as this is there.
+/// The sandbox stands still for as long as this, or another one, is there.
 pub(crate) struct Still(Arc<Container>);
 
 impl Still {
+    /// Whether it does now.
+    pub(crate) fn stands(container: &Container) -> bool {
+        container.standing_still.load(Ordering::SeqCst) > 0
+    }
+
     /// From now on.
     pub(crate) fn stand(container: Arc<Container>) -> Self {
-        container.standing_still.store(true, Ordering::SeqCst);
+        container.standing_still.fetch_add(1, Ordering::SeqCst);
         Self(container)
     }
 
@@ -50,7 +55,7 @@ impl<'a> Entering<'a> {
         loop {
             container.entering.fetch_add(1, Ordering::SeqCst);
             let entering = Self(&container.entering);
-            if !container.standing_still.load(Ordering::SeqCst) {
+            if !Still::stands(container) {
                 return entering;
             }
             drop(entering);
@@ -67,6 +72,6 @@ impl Drop for Entering<'_> {
 
 impl Drop for Still {
     fn drop(&mut self) {
-        self.0.standing_still.store(false, Ordering::SeqCst);
+        self.0.standing_still.fetch_sub(1, Ordering::SeqCst);
     }
 }

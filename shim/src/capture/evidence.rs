@@ -33,8 +33,10 @@ const ATTENTION: Duration = Duration::from_secs(3);
 /// How many processes crabd passes over when it counts.
 const MAX_SPARED: usize = 3;
 
-/// How long restored threads may take to be where they were when they were dumped.
-const SETTLE_RESTORED: Duration = Duration::from_millis(200);
+/// How long thawed or restored threads may take to be back where they were, while nothing
+/// goes on: until each has had a CPU for a moment, which on a crowded host may be long. They
+/// are no longer waited for once one has completed a call.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// The counters at an instant since when completed calls are counted.
 pub(super) struct Epoch {
@@ -85,12 +87,7 @@ impl Capture {
 
     /// The processes once all are back in these places, if nothing was done since the
     /// epoch.
-    pub(super) fn settle(
-        &self,
-        places: &Places,
-        epoch: Option<&Epoch>,
-        limit: Duration,
-    ) -> Result<Option<Set>> {
+    pub(super) fn settle(&self, places: &Places, epoch: Option<&Epoch>) -> Result<Option<Set>> {
         let Some(epoch) = epoch else {
             return Ok(None);
         };
@@ -101,7 +98,7 @@ impl Capture {
             keep_alive,
             |process| self.relevance.rule_for_process(process),
             places,
-            limit,
+            SETTLE,
             went_on,
         )?)
     }
@@ -148,7 +145,7 @@ impl Capture {
     /// it was resumed, is not known.
     pub(crate) fn settle_restored(&mut self, places: &Places) -> Result<()> {
         let epoch = self.epoch(&self.processes()?);
-        let Some(set) = self.settle(places, epoch.as_ref(), SETTLE_RESTORED)? else {
+        let Some(set) = self.settle(places, epoch.as_ref())? else {
             return Ok(());
         };
         self.imaged(set.clone(), Some(set), places, epoch.as_ref(), None)?;
@@ -200,7 +197,7 @@ impl Capture {
         let stood = frozen.thaw()?;
         drop(still);
         self.known.baseline = Some(if at_rest || is_as_held {
-            let rested = self.settle(places, thawed.as_ref(), SETTLE_RESTORED)?;
+            let rested = self.settle(places, thawed.as_ref())?;
             Baseline::new(set, rested, content.ok())
         } else {
             Baseline::new(set, None, None)

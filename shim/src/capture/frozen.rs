@@ -23,10 +23,6 @@ use crate::{
     still::Still,
 };
 
-/// How long thawed threads may take to be back where they were, while nothing goes on:
-/// until each has had a CPU for a moment.
-const SETTLE: Duration = Duration::from_secs(1);
-
 /// How far the process half has got.
 #[derive(Default)]
 struct Half {
@@ -146,10 +142,11 @@ impl Capture {
             thawed = self.epoch(&last);
         }
         let frozen_us = micros(frozen.thaw()?);
-        drop(still);
         let capture_us = micros(capture.elapsed());
         let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
+        // Nothing is started meanwhile: what that does would be taken for what they do.
         let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;
+        drop(still);
         self.known.base = base;
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
@@ -217,13 +214,13 @@ impl Capture {
             }
             ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {
                 self.known.some_processes = true;
-                let rested = self.settle(places, epoch, SETTLE)?;
+                let rested = self.settle(places, epoch)?;
                 return self.imaged(frozen, rested, places, epoch, held);
             }
             // Nothing to be woken.
             ProcessHalf::Unchanged if frozen.is_empty() => {}
             ProcessHalf::Unchanged => {
-                let rested = self.settle(places, epoch, SETTLE)?;
+                let rested = self.settle(places, epoch)?;
                 if let Some(baseline) = &mut self.known.baseline {
                     baseline.rests(rested);
                 }

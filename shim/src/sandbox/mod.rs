@@ -14,10 +14,7 @@ mod start;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicUsize},
     time::SystemTime,
 };
 
@@ -118,9 +115,9 @@ pub(crate) struct Container {
     /// How the init begins: set by Create, used by Start.
     beginning: Mutex<Option<Beginning>>,
     turns: OnceLock<Turns>,
-    /// A capture has it frozen, or a rollback has taken its processes away: nothing
+    /// How many captures have it frozen, or rollbacks have taken its processes away: nothing
     /// can be started in it.
-    pub(crate) standing_still: AtomicBool,
+    pub(crate) standing_still: AtomicUsize,
     /// How many processes are being started in it.
     pub(crate) entering: AtomicUsize,
     /// Held by the Delete of the container.
@@ -235,7 +232,7 @@ impl Container {
             oom: Mutex::default(),
             beginning: Mutex::default(),
             turns: OnceLock::new(),
-            standing_still: AtomicBool::new(false),
+            standing_still: AtomicUsize::new(0),
             entering: AtomicUsize::new(0),
             deleting: tokio::sync::Mutex::default(),
             limits: Mutex::default(),

@@ -30,7 +30,7 @@ mod stdin;
 mod task;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -44,7 +44,7 @@ use tokio::{
 
 pub(crate) use self::hint::Meta;
 use self::task::Task;
-use crate::{history::Beginning, sandbox::Container, tracer::Tracer};
+use crate::{history::Beginning, sandbox::Container, still::Still, tracer::Tracer};
 
 /// What CRIU is told of the surroundings, for dumps and restores of ours.
 pub(crate) fn criu_options(terminal: bool) -> CheckpointOptions {
@@ -166,7 +166,7 @@ impl Gate {
         while timeout(limit, &mut go).await.is_err() {
             // What is frozen or gone cannot be entered; that has limits of its own.
             let container = self.container.upgrade();
-            if !container.is_some_and(|it| it.standing_still.load(Ordering::SeqCst)) {
+            if !container.is_some_and(|it| Still::stands(&it)) {
                 let process = &self.process;
                 tracing::warn!(
                     process,
