@@ -240,7 +240,7 @@ pub(crate) fn reference(image: &str) -> String {
 }
 
 /// A name that nothing else on this host has.
-pub(crate) fn unique(prefix: &str) -> String {
+pub fn unique(prefix: &str) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{prefix}{}-{n}", process::id())

@@ -46,6 +46,17 @@ pub fn install() -> String {
     )
 }
 
+/// The same for a shell script that starts it with an image of at least so many MiB, and ends
+/// when it answers.
+pub fn start(mib: u32) -> String {
+    format!(
+        "{}\n\
+         setsid python3 -B /root/server.py counter {mib} </dev/null >/dev/null 2>&1 &\n\
+         ask counter hello",
+        install()
+    )
+}
+
 /// Such a server, whose answers are also in a file.
 #[derive(Debug)]
 pub struct Counter<'a> {
@@ -57,13 +68,7 @@ impl<'a> Counter<'a> {
     /// Starts it, as one turn; its image holds at least so many MiB. In a sandbox
     /// of the larger image.
     pub fn start(crab: &'a Crab, sandbox: &'a Sandbox, mib: u32) -> Result<Self> {
-        let script = format!(
-            "{}\n\
-             setsid python3 -B /root/server.py counter {mib} </dev/null >/dev/null 2>&1 &\n\
-             ask counter hello",
-            install()
-        );
-        let (said, turn) = crab.turn(sandbox, &["bash", "-c", &script])?;
+        let (said, turn) = crab.turn(sandbox, &["bash", "-c", &start(mib)])?;
         said.ok().context("start the server")?;
         ensure!(turn.published, "no checkpoint with the server: {turn:?}");
         Ok(Self { crab, sandbox })
@@ -74,6 +79,12 @@ impl<'a> Counter<'a> {
         let (said, turn) = self
             .crab
             .turn(self.sandbox, &["bash", "-c", ASK_AND_KEEP])?;
+        Ok((answer(&said.text()?)?, turn))
+    }
+
+    /// Tells it a word, as a turn, and has it count nothing.
+    pub fn tell(&self, word: &str) -> Result<(u64, Turn)> {
+        let (said, turn) = self.crab.turn(self.sandbox, &["ask", "counter", word])?;
         Ok((answer(&said.text()?)?, turn))
     }
 

@@ -48,7 +48,7 @@ mod testbed;
 
 pub use census::{Census, Descriptors, descriptors, forget_fifos};
 pub use checkpoints::{CheckpointImage, Imposter};
-pub use client::{Client, RunOptions, Runtime};
+pub use client::{Client, RunOptions, Runtime, unique};
 pub use command::{Output, Running, Tool};
 pub use counter::Counter;
 pub use crab::{Crab, PsRow, Refusal, Turn, Turns};

@@ -7,7 +7,7 @@
 # TCP socket on Linux 6.16 or newer, and a socket with a file would change files.
 import mmap, os, socket, sys
 name, *mib = sys.argv[1:]
-ballast = [os.urandom(int(size) << 20) for size in mib]
+ballast = [bytearray(os.urandom(int(size) << 20)) for size in mib]
 server = socket.socket(socket.AF_UNIX)
 server.bind("\0" + name)
 server.listen()
@@ -18,6 +18,10 @@ while True:
     for word in client.recv(64).decode().split():
         if word == "count":
             count += 1
+        elif word == "scatter":  # one page of a hundred
+            for part in ballast:
+                for at in range(0, len(part), 100 * 4096):
+                    part[at] = (part[at] + 1) % 256
         elif word == "print":
             print("count", count, flush=True)
         elif word == "hold":

@@ -3,6 +3,8 @@
 //! Benchmarks of Crab beside containerd's own shim, on real containerd. `scripts/bench`
 //! builds everything and runs them in the test host.
 
+mod capture;
+mod figures;
 mod inspector;
 mod lifecycle;
 mod memory;
@@ -20,8 +22,11 @@ use anyhow::{Context, Result, bail};
 use crab_integration::Testbed;
 use serde::Serialize;
 
+use crate::figures::parts_of;
+
 const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]
        bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
+       bench capture [--json] [--rounds N] [--cycles N] [--seed N] [--only PART[,PART]]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -39,6 +44,7 @@ fn run() -> Result<()> {
     match args.next().as_deref() {
         Some("lifecycle") => lifecycle(args),
         Some("inspector") => inspector(args),
+        Some("capture") => capture(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
             Ok(())
@@ -73,13 +79,17 @@ fn lifecycle(mut args: impl Iterator<Item = String>) -> Result<()> {
     tell(&measured, json, report::table)
 }
 
+/// Another one each time.
+fn seed() -> Result<u64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
+}
+
 fn inspector(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let mut plan = inspector::Plan {
-        parts: inspector::PARTS.into(),
+        parts: inspector::PARTS.iter().copied().collect(),
         turns: 10_000,
-        seed: now.as_secs(),
+        seed: seed()?,
         sandboxes: 50,
         rounds: 7,
     };
@@ -92,17 +102,38 @@ fn inspector(mut args: impl Iterator<Item = String>) -> Result<()> {
             "--rounds" => plan.rounds = number(&mut args, &arg)?,
             "--only" => {
                 let list = args.next().context("--only wants parts")?;
-                let part = |name: &str| {
-                    let known = inspector::PARTS.into_iter().find(|part| *part == name);
-                    known.with_context(|| format!("{name} is no part; {:?} are", inspector::PARTS))
-                };
-                plan.parts = list.split(',').map(part).collect::<Result<_>>()?;
+                plan.parts = parts_of(&list, inspector::PARTS)?;
             }
             _ => bail!("{arg} is no option of inspector; {USAGE}"),
         }
     }
     let measured = inspector::measure(&Testbed::here()?, &plan)?;
-    tell(&measured, json, inspector::table)
+    tell(&measured, json, figures::table)
+}
+
+fn capture(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let mut json = false;
+    let mut plan = capture::Plan {
+        parts: capture::PARTS.iter().copied().collect(),
+        seed: seed()?,
+        rounds: 20,
+        cycles: 20,
+    };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => json = true,
+            "--rounds" => plan.rounds = number(&mut args, &arg)?,
+            "--cycles" => plan.cycles = number(&mut args, &arg)?,
+            "--seed" => plan.seed = number(&mut args, &arg)?,
+            "--only" => {
+                let list = args.next().context("--only wants parts")?;
+                plan.parts = parts_of(&list, capture::PARTS)?;
+            }
+            _ => bail!("{arg} is no option of capture; {USAGE}"),
+        }
+    }
+    let measured = capture::measure(&Testbed::here()?, &plan)?;
+    tell(&measured, json, figures::table)
 }
 
 fn tell<T: Serialize>(measured: &T, json: bool, table: fn(&T) -> String) -> Result<()> {

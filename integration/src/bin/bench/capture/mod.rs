@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! How long checkpoints and the ways back take, beside what `ctr` does with the stock shim,
+//! and what they add to the store.
+
+mod cycles;
+mod files;
+mod memory;
+mod processes;
+mod rollback;
+mod store;
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+use crab_integration::Testbed;
+use crab_store::Cost;
+
+use crate::figures::{Measured, Target};
+
+/// The parts, in the order in which they are measured.
+pub(crate) const PARTS: &[&str] = &[
+    "files",
+    "processes",
+    "memory",
+    "rollback",
+    "cycles",
+    "store",
+];
+
+/// What the figures shall be.
+const TARGETS: &[(&str, Target)] = &[
+    ("files_capture_ms_p50", Target::AtMost(10.0)),
+    ("files_frozen_ms_p50", Target::AtMost(0.0)),
+    ("full_frozen_ms_p50", Target::AtMost(60.0)),
+    ("frozen_ratio", Target::AtMost(0.3)),
+    ("dedup_pct", Target::AtMost(3.0)),
+    ("store_mb_s", Target::AtLeast(400.0)),
+    ("cold_rollback_ms_p50", Target::AtMost(100.0)),
+    ("cycles_ok", Target::AtLeast(20.0)),
+];
+
+/// How much to measure.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) parts: BTreeSet<&'static str>,
+    pub(crate) seed: u64,
+    pub(crate) rounds: usize,
+    pub(crate) cycles: usize,
+}
+
+/// From a turn's end until the capture has let go of the sandbox, in milliseconds.
+fn captured_ms(cost: &Cost) -> f64 {
+    (cost.boundary_us + cost.decide_us + cost.capture_us) as f64 / 1e3
+}
+
+fn frozen_ms(cost: &Cost) -> f64 {
+    cost.frozen_us as f64 / 1e3
+}
+
+/// Measures these parts.
+pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
+    let mut measured = Measured::new("capture", testbed.machine(), plan.seed, TARGETS);
+    for part in PARTS {
+        if !plan.parts.contains(part) {
+            eprintln!("{part}: not asked for, so its figures are absent");
+            continue;
+        }
+        match *part {
+            "files" => files::measure(testbed, plan, &mut measured)?,
+            "processes" => processes::measure(testbed, plan, &mut measured)?,
+            "memory" => memory::measure(testbed, plan, &mut measured)?,
+            "rollback" => rollback::measure(testbed, plan, &mut measured)?,
+            "cycles" => cycles::measure(testbed, plan, &mut measured)?,
+            _ => store::measure(plan, &mut measured)?,
+        }
+    }
+    Ok(measured)
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! The ways back of a live sandbox.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use crab_integration::{Counter, Crab, DEBIAN, RunOptions, Sandbox, Testbed};
+use crab_store::Class;
+use serde_json::Value;
+
+use super::{Measured, Plan};
+use crate::series::Series;
+
+/// What an answer of `crab rollback --json` says it took, in milliseconds.
+fn took_ms(answer: &Value) -> Result<f64> {
+    let micros = answer["took_us"].as_u64();
+    Ok(micros.with_context(|| format!("{answer} does not say what it took"))? as f64 / 1e3)
+}
+
+/// There, and the same by the clock of who asks.
+fn timed(crab: &Crab, sandbox: &Sandbox, turn: u64) -> Result<(f64, f64)> {
+    let start = Instant::now();
+    let answer = crab.rollback(sandbox, turn)?;
+    Ok((took_ms(&answer)?, start.elapsed().as_secs_f64() * 1e3))
+}
+
+pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -> Result<()> {
+    let (ctr, crab) = (testbed.ctr(), testbed.crab());
+    let (mut cold, mut asked) = (Series::default(), Series::default());
+    let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(&crab, &sandbox, 0)?;
+    for _ in 0..plan.rounds {
+        let (before, turn) = counter.ask()?;
+        counter.ask()?;
+        let (took, whole) = timed(&crab, &sandbox, turn.number())?;
+        cold.push_ms(took);
+        asked.push_ms(whole);
+        let (after, _) = counter.ask()?;
+        ensure!(
+            after == before + 1,
+            "the server went on from {} and not {before}",
+            after - 1
+        );
+    }
+    measured.enter("cold_rollback_ms_p50", cold.quantile(0.5));
+    measured.detail(
+        "cold rollback: by the asker's clock, ms p50",
+        asked.quantile(0.5),
+    );
+    measured.detail("cold rollback: ms p90", cold.quantile(0.9));
+
+    let mut fresh = Series::default();
+    let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
+    let change = "cd /root && for f in $(seq 10); do echo $RANDOM$(date +%N) >$f; done";
+    for _ in 0..plan.rounds {
+        let turn = crab.turn_of(&sandbox, Class::Files, change)?;
+        crab.turn_of(&sandbox, Class::Files, change)?;
+        fresh.push_ms(timed(&crab, &sandbox, turn.number())?.0);
+    }
+    measured.detail(
+        "rollback of files beside a keep-alive, ms p50",
+        fresh.quantile(0.5),
+    );
+    Ok(())
+}
