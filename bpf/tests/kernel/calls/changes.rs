@@ -216,7 +216,13 @@ pub(crate) const CHANGES: &[(&str, Call)] = &[
     }),
     ("ioctl to set flags", |d| {
         on_file(d, |fd| {
-            let flags: libc::c_long = 0x80; // FS_NOATIME_FL
+            // With those that it has: ext4 would else have to store the file in another way.
+            let mut flags: libc::c_long = 0;
+            did(sys(
+                libc::SYS_ioctl,
+                &[fd, 0x8008_6601, &raw mut flags as usize],
+            ));
+            flags |= 0x80; // FS_NOATIME_FL
             sys(
                 libc::SYS_ioctl,
                 &[fd, 0x4008_6602, &raw const flags as usize],
