@@ -133,6 +133,15 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         section: "runtime",
+        key: "ask_criu",
+        kind: Kind::Switch,
+        what: "Whether CRIU is asked for a sandbox's process image directly where runc is the runtime, which keeps the sandbox standing still for a fraction of the time. Without, the runtime asks.",
+        otherwise: "",
+        per_sandbox: PerSandbox::OnlyOff,
+        field: Field::Switch(|config| &mut config.runtime.ask_criu),
+    },
+    Setting {
+        section: "runtime",
         key: "freeze_timeout_ms",
         kind: Kind::Number {
             unit: "milliseconds",

@@ -55,6 +55,8 @@ pub struct Runtime {
     pub binary: Option<PathBuf>,
     /// CRIU; the runtime's own choice (PATH) if nothing is said.
     pub criu: Option<PathBuf>,
+    /// Whether CRIU is asked for process images directly, where the runtime is runc.
+    pub ask_criu: bool,
     /// For how long a sandbox's freeze may take until it is given up.
     pub freeze_timeout_ms: u64,
 }
@@ -64,6 +66,7 @@ impl Default for Runtime {
         Self {
             binary: None,
             criu: None,
+            ask_criu: true,
             freeze_timeout_ms: 2000,
         }
     }

@@ -205,6 +205,11 @@ impl Cgroup {
         Ok(())
     }
 
+    /// The directory whose freezer is used.
+    pub(crate) fn freezer(&self) -> &Path {
+        self.freezer.as_deref().unwrap_or(&self.unified)
+    }
+
     /// The cgroup v2 id, as `bpf_get_current_cgroup_id` returns it.
     pub fn id(&self) -> u64 {
         self.id

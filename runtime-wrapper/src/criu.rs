@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Process images: CRIU's image directories, in and out of the store.
 //!
-//! CRIU itself is run by the OCI runtime. Here is what surrounds it: whether it
-//! works on this kernel, the directory it wrote as objects of the store and back,
-//! and the reason it gives when it fails.
+//! Whether CRIU works on this kernel, asking it for a dump, the directory it wrote as objects of
+//! the store and back, and the reason it gives when it fails. Restores are asked for by the
+//! OCI runtime, and dumps where [`Begun`] cannot be had.
 //!
 //! Two of its files are changed on the way back:
 //!
@@ -15,6 +15,11 @@
 //!   process image.
 
 mod exchange;
+mod left_out;
+mod records;
+mod remainder;
+mod request;
+mod session;
 
 use std::{
     fs::{self, File},
@@ -27,7 +32,14 @@ use std::{
 use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
 use thiserror::Error;
 
-pub use self::exchange::{lay_out, release_netns};
+pub(crate) use self::request::{DESCRIPTORS, Request};
+pub use self::{
+    exchange::{lay_out, release_netns},
+    left_out::{LeftOut, leave_out},
+    remainder::Remainder,
+    request::Extent,
+    session::{Begun, SessionError},
+};
 use crate::{
     program::find_program,
     reaper::{Limit, Reaper},

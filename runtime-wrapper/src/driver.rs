@@ -180,6 +180,11 @@ impl Driver {
         self.checkpoint.clone()
     }
 
+    /// Whether it is runc itself, of which Crab knows what it asks of CRIU.
+    pub(crate) fn is_runc(&self) -> bool {
+        self.dialect == Dialect::Runc && self.name.split(' ').next() == Some("runc")
+    }
+
     fn without(name: String, reason: &str) -> Self {
         Self {
             name,

@@ -4,13 +4,12 @@
 //! The client hands the shim a list of mounts in the form of fstab (type,
 //! source, options); a root is usually one overlay.
 
+mod table;
+
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::ffi::OsStringExt,
-    },
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -24,7 +23,7 @@ use rustix::{
 };
 use thiserror::Error;
 
-use crate::overlay::unescape_octal;
+pub use self::table::{MountPoint, mount_points};
 
 /// Why something could not be mounted or unmounted.
 #[derive(Debug, Error)]
@@ -244,12 +243,14 @@ impl Tmpfs {
     /// (`tmpfs-dev-%u.tar.gz` in its image-desc.c; the number is the kernel's
     /// encoding of the device).
     pub fn criu_image(&self) -> String {
-        let (major, minor) = (
-            rustix::fs::major(self.device),
-            rustix::fs::minor(self.device),
-        );
-        format!("tmpfs-dev-{}.tar.gz.img", (major << 20) | minor)
+        criu_image(self.device)
     }
+}
+
+/// The same of any tmpfs.
+pub(crate) fn criu_image(device: u64) -> String {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    format!("tmpfs-dev-{}.tar.gz.img", (major << 20) | minor)
 }
 
 /// The writable tmpfs mounts that are a container's own: those that a process of it
@@ -271,67 +272,31 @@ pub fn tmpfs_of(pid: i32) -> Result<Vec<Tmpfs>, MountError> {
 /// Where the mounts of a mountinfo table are, in the order of the paths; as often as something
 /// is mounted there.
 pub fn points(table: &[u8]) -> Vec<PathBuf> {
-    let lines = table.split(|byte| *byte == b'\n');
-    let points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
-    let mut points: Vec<PathBuf> = points
-        .map(|point| PathBuf::from(std::ffi::OsString::from_vec(unescape_octal(point))))
-        .collect();
+    let points = mount_points(table).into_iter();
+    let mut points: Vec<PathBuf> = points.map(|point| point.at).collect();
     points.sort();
     points
 }
 
 /// The device numbers of everything in a mountinfo table.
 fn devices_in(table: &[u8]) -> BTreeSet<u64> {
-    table
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| device(line.split(|byte| *byte == b' ').nth(2)?))
-        .collect()
+    let points = mount_points(table).into_iter();
+    points.map(|point| point.device).collect()
 }
 
-/// `major:minor`.
-fn device(text: &[u8]) -> Option<u64> {
-    let (major, minor) = std::str::from_utf8(text).ok()?.split_once(':')?;
-    Some(rustix::fs::makedev(
-        major.parse().ok()?,
-        minor.parse().ok()?,
-    ))
-}
-
-/// Parses proc_pid_mountinfo(5):
-/// `id parent major:minor root mountpoint options [optional...] - type source superoptions`.
 fn tmpfs_in(table: &[u8]) -> Vec<Tmpfs> {
     let mut found: Vec<Tmpfs> = Vec::new();
-    for line in table.split(|byte| *byte == b'\n') {
-        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-        let Some(dash) = fields.iter().position(|f| *f == b"-") else {
-            continue;
-        };
-        let (Some(number), Some(root), Some(at), Some(options)) =
-            (fields.get(2), fields.get(3), fields.get(4), fields.get(5))
-        else {
-            continue;
-        };
-        let path = PathBuf::from(std::ffi::OsString::from_vec(unescape_octal(at)));
+    for point in mount_points(table) {
         // A later mount at the same place hides the earlier one.
-        found.retain(|t| t.path != path);
-        let has = |list: &[u8], word: &[u8]| list.split(|b| *b == b',').any(|o| o == word);
-        let read_only = has(options, b"ro")
-            || fields
-                .get(dash + 3)
-                .is_some_and(|super_| has(super_, b"ro"));
-        let below = |dir: &str| path.starts_with(dir);
-        if fields.get(dash + 1) != Some(&b"tmpfs".as_slice())
-            || *root != b"/"
-            || read_only
-            || below("/proc")
-            || below("/sys")
-        {
-            continue;
+        found.retain(|tmpfs| tmpfs.path != point.at);
+        let below = |dir: &str| point.at.starts_with(dir);
+        let writable = !point.read_only && !point.sealed;
+        if point.kind == "tmpfs" && point.whole && writable && !below("/proc") && !below("/sys") {
+            found.push(Tmpfs {
+                path: point.at,
+                device: point.device,
+            });
         }
-        let Some(device) = device(number) else {
-            continue;
-        };
-        found.push(Tmpfs { path, device });
     }
     found
 }

@@ -23,6 +23,8 @@ use thiserror::Error;
 pub use crate::checkpoint_options::{CgroupsMode, CheckpointOptions, OptionError};
 use crate::{
     call::{Call, Log, SEAL_TRIES, was_not_sealed},
+    cgroup::Cgroup,
+    criu::{self, Begun, Extent, Request, SessionError},
     deadline::Deadline,
     driver::{Dialect, Driver, Program, Support},
     program::path_with,
@@ -473,6 +475,43 @@ impl Runtime {
             limit = limit.or_end_of(init);
         }
         self.run_within(call, Some(limit))
+    }
+
+    /// Has CRIU begin with a dump that it is asked for directly, and not by the runtime:
+    /// the container runs until [`Begun::dump`].
+    ///
+    /// # Errors
+    /// When the runtime has to be asked instead ([`Self::checkpoint`]).
+    pub fn begin_dump(
+        &self,
+        paths: &ImagePaths,
+        options: &CheckpointOptions,
+        extent: Extent,
+        init: i32,
+        cgroup: &Cgroup,
+    ) -> Result<Begun, SessionError> {
+        if !self.driver().is_runc() {
+            let why = format!("what {} asks of CRIU is not known", self.driver().name);
+            return Err(SessionError::Unfit(why));
+        }
+        let request = Request {
+            bundle: &self.bundle,
+            state: self.root.join(&self.id),
+            init,
+            freezer: cgroup.freezer(),
+        };
+        let asked = request
+            .build(options, extent)
+            .map_err(SessionError::Unfit)?;
+        let list = paths.images.join(criu::DESCRIPTORS);
+        fs::write(&list, &asked.descriptors).map_err(|source| SessionError::Io {
+            verb: "write",
+            path: list,
+            source,
+        })?;
+        let criu = self.criu.as_deref().unwrap_or(Path::new("criu"));
+        let limit = Limit::after(CRIU_LIMIT).or_end_of(init);
+        Begun::begin(criu, &self.reaper, paths, asked, limit)
     }
 
     /// `restore`: a container's processes from an image, running. `inherited` are

@@ -275,21 +275,18 @@ pub(crate) fn stage_processes(
     }
     make_private_dir(dir)?;
     criu::materialise(&image, reader, dir)?;
-    // A tmpfs of which the file image is newer than the process image.
+    // A tmpfs that CRIU has left out of the process image, or of which the file image is newer.
     for tmpfs in &image.tmpfs_images {
-        let newer = manifest
-            .files
-            .tmpfs
-            .iter()
-            .find(|tree| tree.mount == tmpfs.mount)
-            .filter(|tree| {
-                image.extra.get(&tree_key(&tmpfs.mount)) != Some(&tree.tree.to_string())
-            });
-        if let Some(newer) = newer {
-            let path = dir.join(&tmpfs.image);
+        let mut trees = manifest.files.tmpfs.iter();
+        let Some(tree) = trees.find(|tree| tree.mount == tmpfs.mount) else {
+            continue;
+        };
+        let path = dir.join(&tmpfs.image);
+        let same = image.extra.get(&tree_key(&tmpfs.mount)) == Some(&tree.tree.to_string());
+        if !same || !path.exists() {
             let file =
                 fs::File::create(&path).with_context(|| format!("write {}", path.display()))?;
-            crab_runtime::files::write_tmpfs_archive(&reader.tree(newer.tree)?, reader, file)?;
+            crab_runtime::files::write_tmpfs_archive(&reader.tree(tree.tree)?, reader, file)?;
         }
     }
     let pipes: Vec<SharedPipe> = match image.extra.get(PIPES) {

@@ -127,6 +127,7 @@ impl Publication {
         for tmpfs in &files.tmpfs {
             extra.insert(tree_key(&tmpfs.mount), tmpfs.tree.to_string());
         }
+        image.remainder.complete(&image.dir)?;
         let stored = ProcessImage {
             turn: self.turn,
             files: criu::persist(&image.dir, pack)?,

@@ -175,7 +175,11 @@ impl Dumper {
 
 /// Has the image of a turn fail by killing who writes it; the container goes on.
 fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
-    let sandbox = client.run(DEBIAN, RunOptions::new())?;
+    // Where there is a runc to kill.
+    let ask_criu = matches!(dumper, Dumper::Criu);
+    let ask_criu = format!("dev.crab.runtime.ask_criu={ask_criu}");
+    let options = RunOptions::new().flags(["--annotation", ask_criu.as_str()]);
+    let sandbox = client.run(DEBIAN, options)?;
     let counter = Counter::start(crab, &sandbox, 48)?;
     assert_eq!(counter.ask()?.0, 1);
     let inside = sandbox.processes()?;

@@ -8,33 +8,32 @@
 //! makes an empty one. Crab makes the namespace itself and names it, where any other shim
 //! leaves that to the runtime. So the note is taken out of an image that leaves Crab
 //! ([`release_netns`]), and put into the copy of one that comes back ([`lay_out`]).
-//!
-//! CRIU's files are read here as far as that needs: `u32` magics, then records of a `u32`
-//! size and a Protocol Buffers message, all little-endian (CRIU's `image.c`, `magic.h`).
 
 use std::{
-    fs, io,
+    fs,
     os::unix::fs::{MetadataExt, symlink},
     path::{Component, Path, PathBuf},
 };
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{ImageError, TIMENS, io_error};
-use crate::foreign::read_start;
+use super::{
+    ImageError, TIMENS, io_error,
+    records::{Field, field, first_record, number_in, put_bytes, write_records},
+};
 
 /// The key by which runc and crun tell CRIU of the network namespace.
 const NETNS_KEY: &[u8] = b"extRootNetNS";
 /// The link to the image upon which one builds.
 const PARENT: &str = "parent";
-/// What every image but the inventory begins with.
-const COMMON_MAGIC: u32 = 0x5456_4319;
 const NETNS_MAGIC: u32 = 0x5593_3752;
+/// `task_kobj_ids_entry.net_ns_id`.
+pub(super) const NET_NS_ID: u64 = 6;
+/// `netns_entry.ext_key`.
+const EXT_KEY: u64 = 8;
 const PSTREE_MAGIC: u32 = 0x5027_3030;
 const IDS_MAGIC: u32 = 0x5443_2030;
 const TIMENS_MAGIC: u32 = 0x4311_4433;
-/// No record that is read here comes near it.
-const MAX_RECORD: usize = 1 << 20;
 /// By how much the wall clock of an image's file may miss the boot's.
 const SAME_BOOT_SECS: i64 = 2;
 
@@ -50,8 +49,7 @@ pub fn release_netns(images: &Path) -> Result<(), ImageError> {
             continue;
         }
         let record = first_record(&path, NETNS_MAGIC)?;
-        // netns_entry.ext_key
-        if field(&record, 8).and_then(Field::bytes) == Some(NETNS_KEY) {
+        if field(&record, EXT_KEY).and_then(Field::bytes) == Some(NETNS_KEY) {
             fs::remove_file(&path).map_err(io_error("remove", &path))?;
         }
     }
@@ -100,16 +98,13 @@ pub fn lay_out(images: &Path, to: &Path, netns: bool) -> Result<(), ImageError> 
     Ok(())
 }
 
-fn name_netns(images: &Path, to: &Path) -> Result<(), ImageError> {
-    let tree = images.join("pstree.img");
-    let record = first_record(&tree, PSTREE_MAGIC)?;
-    let root = field(&record, 1)
-        .and_then(Field::number)
-        .ok_or_else(|| malformed(&tree))?;
+/// Notes the processes' network namespace as the external one, in the copy `to`.
+pub(super) fn name_netns(images: &Path, to: &Path) -> Result<(), ImageError> {
+    let root = number_in(&images.join("pstree.img"), PSTREE_MAGIC, 1)?;
     let ids = images.join(format!("ids-{root}.img"));
     let record = first_record(&ids, IDS_MAGIC)?;
     // Without one, the processes were in the host's.
-    let Some(id) = field(&record, 6).and_then(Field::number) else {
+    let Some(id) = field(&record, NET_NS_ID).and_then(Field::number) else {
         return Ok(());
     };
     let path = to.join(format!("netns-{id}.img"));
@@ -117,15 +112,9 @@ fn name_netns(images: &Path, to: &Path) -> Result<(), ImageError> {
         // Noted already, or described in full by somebody who dumps networks, too.
         return Ok(());
     }
-    let mut image = Vec::new();
-    image.extend(COMMON_MAGIC.to_le_bytes());
-    image.extend(NETNS_MAGIC.to_le_bytes());
-    let length = NETNS_KEY.len() as u8;
-    image.extend(u32::from(length + 2).to_le_bytes());
-    // Field 8, of bytes.
-    image.extend([0x42, length]);
-    image.extend(NETNS_KEY);
-    fs::write(&path, image).map_err(io_error("write", &path))
+    let mut record = Vec::new();
+    put_bytes(&mut record, EXT_KEY, NETNS_KEY);
+    write_records(&path, NETNS_MAGIC, &[record])
 }
 
 /// Whether this is the boot of the dump: then its clocks go on by themselves. The file's
@@ -144,103 +133,12 @@ fn clocks_go_on(timens: &Path) -> bool {
     then <= boot && ((file.mtime() - then) - (wall - boot)).abs() <= SAME_BOOT_SECS
 }
 
-fn malformed(path: &Path) -> ImageError {
-    io_error("read", path)(io::Error::other("it is no image of CRIU"))
-}
-
-/// The first message in an image; an empty one if there is none.
-fn first_record(path: &Path, magic: u32) -> Result<Vec<u8>, ImageError> {
-    let bytes = read_start(path, 12 + MAX_RECORD).map_err(io_error("read", path))?;
-    let word = |at: usize| -> Option<u32> {
-        let word = bytes.get(at..at + 4)?;
-        Some(u32::from_le_bytes(word.try_into().ok()?))
-    };
-    if word(0) != Some(COMMON_MAGIC) || word(4) != Some(magic) {
-        return Err(malformed(path));
-    }
-    let Some(size) = word(8) else {
-        return Ok(Vec::new());
-    };
-    let size = size as usize;
-    match bytes.get(12..12 + size.min(MAX_RECORD)) {
-        Some(record) if record.len() == size => Ok(record.to_vec()),
-        _ => Err(malformed(path)),
-    }
-}
-
-/// One field of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-}
-
-impl<'a> Field<'a> {
-    fn number(self) -> Option<u64> {
-        match self {
-            Self::Number(number) => Some(number),
-            Self::Bytes(_) => None,
-        }
-    }
-
-    fn bytes(self) -> Option<&'a [u8]> {
-        match self {
-            Self::Bytes(bytes) => Some(bytes),
-            Self::Number(_) => None,
-        }
-    }
-}
-
-/// The first field of that number in a message.
-fn field(mut message: &[u8], number: u64) -> Option<Field<'_>> {
-    fn take<'a>(message: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
-        let (head, rest) = message.split_at_checked(count)?;
-        *message = rest;
-        Some(head)
-    }
-    while !message.is_empty() {
-        let tag = varint(&mut message)?;
-        let value = match tag & 7 {
-            0 => Field::Number(varint(&mut message)?),
-            1 => Field::Bytes(take(&mut message, 8)?),
-            2 => {
-                let length = usize::try_from(varint(&mut message)?).ok()?;
-                Field::Bytes(take(&mut message, length)?)
-            }
-            5 => Field::Bytes(take(&mut message, 4)?),
-            _ => return None,
-        };
-        if tag >> 3 == number {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn varint(message: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = message.split_first()?;
-        *message = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn image(path: &Path, magic: u32, record: &[u8]) {
-        let mut bytes = Vec::new();
-        bytes.extend(COMMON_MAGIC.to_le_bytes());
-        bytes.extend(magic.to_le_bytes());
-        bytes.extend((record.len() as u32).to_le_bytes());
-        bytes.extend(record);
-        fs::write(path, bytes).unwrap();
+        write_records(path, magic, &[record.to_vec()]).unwrap();
     }
 
     /// Process 1 is in the network namespace 300.
@@ -308,8 +206,8 @@ mod tests {
             assert!(lay_out(&images, &to, true).is_err());
         }
         // A record that claims more than there is.
-        let mut huge = COMMON_MAGIC.to_le_bytes().to_vec();
-        huge.extend(PSTREE_MAGIC.to_le_bytes());
+        write_records(&images.join("pstree.img"), PSTREE_MAGIC, &[]).unwrap();
+        let mut huge = fs::read(images.join("pstree.img")).unwrap();
         huge.extend(u32::MAX.to_le_bytes());
         fs::write(images.join("pstree.img"), huge).unwrap();
         assert!(first_record(&images.join("pstree.img"), PSTREE_MAGIC).is_err());
@@ -336,15 +234,5 @@ mod tests {
             assert_eq!(clocks_go_on(&path), goes_on, "{seconds}");
         }
         assert!(!clocks_go_on(&dir.path().join("none")));
-    }
-
-    #[test]
-    fn fields_are_found_and_nonsense_is_none() {
-        let message = [8, 0xac, 2, 18, 2, b'h', b'i', 25, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(field(&message, 1), Some(Field::Number(300)));
-        assert_eq!(field(&message, 2), Some(Field::Bytes(b"hi")));
-        assert_eq!(field(&message, 4), None);
-        assert_eq!(field(&[18, 200, 1, 0], 2), None);
-        assert_eq!(field(&[0xff; 11], 1), None);
     }
 }

@@ -72,6 +72,23 @@ impl Set {
     /// A process that holds an internet socket: one that the socket tables of its
     /// network namespace list.
     pub fn inet_socket(&self) -> Option<&Process> {
+        self.holder_of(inet_inodes)
+    }
+
+    /// A process that holds a TCP socket which neither listens nor is closed.
+    pub fn connection(&self) -> Option<&Process> {
+        self.holder_of(connections)
+    }
+
+    /// Whether all are in the network namespace of the init.
+    pub fn shares_network(&self, init: i32) -> bool {
+        let network = |dir: &Path| fs::read_link(dir.join("ns/net")).ok();
+        let inits = network(Path::new(&format!("/proc/{init}")));
+        inits.is_some() && self.iter().all(|process| network(&process.dir()) == inits)
+    }
+
+    /// A process that holds one of the sockets that `list` finds in its network tables.
+    fn holder_of(&self, list: impl Fn(&Path) -> BTreeSet<u64>) -> Option<&Process> {
         let mut inet: BTreeMap<PathBuf, BTreeSet<u64>> = BTreeMap::new();
         self.iter().find(|process| {
             let proc = process.dir();
@@ -91,7 +108,7 @@ impl Set {
             let Ok(namespace) = fs::read_link(proc.join("ns/net")) else {
                 return false;
             };
-            let listed = inet.entry(namespace).or_insert_with(|| inet_inodes(&net));
+            let listed = inet.entry(namespace).or_insert_with(|| list(&net));
             sockets.iter().any(|inode| listed.contains(inode))
         })
     }
@@ -146,6 +163,7 @@ const RUNC_INIT: &str = "runc:[2:INIT]";
 /// (proc_pid_net(5)).
 const UNIX_INODE: usize = 6;
 const INET_INODE: usize = 9;
+const TCP_STATE: usize = 3;
 
 /// The inodes in a socket table, after its line of headings.
 fn inodes_in(table: &Path, field: usize) -> Vec<u64> {
@@ -154,6 +172,21 @@ fn inodes_in(table: &Path, field: usize) -> Vec<u64> {
         .lines()
         .skip(1)
         .filter_map(|line| line.split_ascii_whitespace().nth(field)?.parse().ok())
+        .collect()
+}
+
+/// Of the TCP sockets in the tables, those in a state other than closed (7) and
+/// listening (10).
+fn connections(net: &Path) -> BTreeSet<u64> {
+    let rows = ["tcp", "tcp6"].map(|table| fs::read_to_string(net.join(table)).unwrap_or_default());
+    rows.iter()
+        .flat_map(|table| table.lines().skip(1))
+        .filter_map(|row| {
+            let fields: Vec<&str> = row.split_ascii_whitespace().collect();
+            let state = *fields.get(TCP_STATE)?;
+            let inode = fields.get(INET_INODE)?.parse().ok()?;
+            (!matches!(state, "07" | "0A")).then_some(inode)
+        })
         .collect()
 }
 
@@ -277,8 +310,15 @@ mod tests {
             .unwrap(),
         );
         assert!(inodes_in(&proc.join("net/unix"), UNIX_INODE).contains(&inode));
-        let _tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(listed(proc), before + 1);
+        let connected = |proc: &Path| {
+            let connected = connections(&proc.join("net"));
+            sockets_of(proc).filter(|i| connected.contains(i)).count()
+        };
+        assert_eq!(connected(proc), 0, "one that listens is not connected");
+        let _stream = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+        assert_eq!(connected(proc), 1);
     }
 
     #[test]

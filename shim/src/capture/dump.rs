@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::PathBuf,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -11,13 +12,13 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
     cgroup::{Cgroup, CgroupError},
-    criu::{self, Criu},
-    oci::ImagePaths,
+    criu::{self, Begun, Criu, Extent, Remainder, SessionError},
+    oci::{CheckpointOptions, ImagePaths},
     procs::Set,
 };
 use crab_store::{ProcessEntry, command_line};
 
-use super::Capture;
+use super::{Capture, mount_table};
 use crate::{
     container::INIT,
     directories::Directories,
@@ -87,24 +88,25 @@ impl Capture {
         ))
     }
 
-    /// Has CRIU write an image, in memory-backed staging. The sandbox is frozen.
-    pub(super) fn dump(&self, set: &Set) -> Result<PathBuf> {
-        let container = &self.container;
+    /// Gets a dump ready while the sandbox runs: what is known of it is in `set`, and
+    /// `criu` can be asked.
+    pub(super) fn prepare_dump(&self, criu: Criu, set: &Set) -> Result<Dump> {
+        let container = self.container.clone();
         let config = &container.config;
         // In memory, as the sandbox stands still meanwhile; but not at the price of
         // the host's.
         let Directories { memory, disk, .. } = container.directories();
-        let dir = if set.image_bytes() <= config.checkpoints.staging_bytes {
+        let images = if set.image_bytes() <= config.checkpoints.staging_bytes {
             memory
         } else {
             disk
         };
-        if dir.exists() {
+        if images.exists() {
             // Of a dump that was never published.
-            fs::remove_dir_all(&dir).with_context(|| format!("remove {}", dir.display()))?;
+            fs::remove_dir_all(&images).with_context(|| format!("remove {}", images.display()))?;
         }
         let paths = ImagePaths {
-            images: dir.clone(),
+            images,
             work: container.run_dir.join("dump"),
         };
         for path in [&paths.images, &paths.work] {
@@ -116,18 +118,134 @@ impl Capture {
             .unwrap_or(false);
         let mut options = criu_options(terminal);
         options.leave_running = true;
-        container
-            .runtime
-            .checkpoint(&paths, &options)
-            .map_err(|error| {
-                let _ = fs::remove_dir_all(&dir);
-                match criu::dump_error(&paths.work) {
-                    Some(reason) => anyhow!("CRIU: {reason}"),
-                    None => error.into(),
-                }
-            })?;
-        Ok(dir)
+        let asked = config.runtime.ask_criu;
+        let direct = match asked.then(|| self.begin_dump(&paths, &options)) {
+            None => None,
+            Some(Ok(direct)) => Some(direct),
+            Some(Err(reason)) => {
+                tracing::info!(%reason, "CRIU is asked through the runtime");
+                None
+            }
+        };
+        Ok(Dump {
+            container,
+            criu,
+            init: self.init,
+            paths,
+            options,
+            direct,
+        })
     }
+
+    /// Has CRIU begin, as far as it can while the sandbox runs.
+    fn begin_dump(
+        &self,
+        paths: &ImagePaths,
+        options: &CheckpointOptions,
+    ) -> Result<Direct, SessionError> {
+        let captured: Vec<PathBuf> = self.roots.iter().filter_map(|r| r.mount.clone()).collect();
+        let left_out = criu::leave_out(self.init, &self.mount_table, &captured);
+        let no_connections = !is_connected(&self.cgroup, self.init);
+        let extent = Extent {
+            left_out,
+            no_connections,
+            nameless_file_limit: NAMELESS_LIMIT,
+        };
+        let runtime = &self.container.runtime;
+        let begun = runtime.begin_dump(paths, options, extent, self.init, &self.cgroup)?;
+        Ok(Direct {
+            begun,
+            mount_table: self.mount_table.clone(),
+            cgroup: no_connections.then(|| self.cgroup.clone()),
+        })
+    }
+}
+
+/// The largest file without a name that an image holds. CRIU's own limit is 1 MiB.
+const NAMELESS_LIMIT: u32 = 1 << 30;
+
+/// Whether a process has a TCP connection, or another network namespace than the init; what
+/// is not known counts as one.
+fn is_connected(cgroup: &Cgroup, init: i32) -> bool {
+    Set::of(cgroup, None).map_or(true, |all| {
+        !all.shares_network(init) || all.connection().is_some()
+    })
+}
+
+/// A dump that is about to be made.
+pub(super) struct Dump {
+    container: Arc<Container>,
+    criu: Criu,
+    init: i32,
+    paths: ImagePaths,
+    options: CheckpointOptions,
+    /// Nothing where the runtime asks CRIU.
+    direct: Option<Direct>,
+}
+
+/// A CRIU that was asked directly, and what was true when it was.
+struct Direct {
+    begun: Begun,
+    mount_table: Vec<u8>,
+    /// Where no connection was.
+    cgroup: Option<Cgroup>,
+}
+
+impl Direct {
+    /// Whether what CRIU was told still holds. The sandbox stands still.
+    fn holds(&self, init: i32) -> bool {
+        mount_table(init) == self.mount_table
+            && !self
+                .cgroup
+                .as_ref()
+                .is_some_and(|cgroup| is_connected(cgroup, init))
+    }
+}
+
+impl Dump {
+    /// The CRIU that is asked.
+    pub(super) fn criu(&self) -> &Criu {
+        &self.criu
+    }
+
+    /// Has CRIU write the image. The sandbox is frozen.
+    pub(super) fn write(mut self) -> Result<Dumped> {
+        let dumped = Dumped {
+            dir: self.paths.images.clone(),
+            remainder: Remainder::default(),
+        };
+        let direct = self.direct.take().filter(|direct| direct.holds(self.init));
+        let written = match direct {
+            Some(direct) => direct.begun.dump().map_err(anyhow::Error::from),
+            None => {
+                let runtime = &self.container.runtime;
+                let asked = runtime.checkpoint(&self.paths, &self.options);
+                asked
+                    .map(|()| Remainder::default())
+                    .map_err(anyhow::Error::from)
+            }
+        };
+        match written {
+            Ok(remainder) => Ok(Dumped {
+                remainder,
+                ..dumped
+            }),
+            Err(error) => {
+                let reason = criu::dump_error(&self.paths.work);
+                let _ = fs::remove_dir_all(&dumped.dir);
+                Err(match reason {
+                    Some(reason) => anyhow!("CRIU: {reason}"),
+                    None => error,
+                })
+            }
+        }
+    }
+}
+
+/// What CRIU wrote.
+pub(super) struct Dumped {
+    pub(super) dir: PathBuf,
+    pub(super) remainder: Remainder,
 }
 
 pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {

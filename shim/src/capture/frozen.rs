@@ -1,44 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One freeze over both halves.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use crab_runtime::{
-    criu::Criu,
+    files::Staged,
     procs::{Content, Places, Set},
 };
 use crab_store::{Class, Cost};
 
 use super::{
-    Baseline, Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken, entries,
+    Baseline, Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken,
+    dump::{Dump, Dumped, entries},
     evidence::Epoch,
     files_only, micros,
+    roots::Scans,
     take::{Look, by_held_file},
     unobserved,
 };
 use crate::{
     decide::{self, ProcessHalf},
     pipes,
+    relevance::Verdict,
     still::Still,
 };
 
 /// How far the process half has got.
 #[derive(Default)]
 struct Half {
-    criu: Option<Criu>,
+    dump: Option<Dump>,
     image: Option<StagedImage>,
     degraded: Option<String>,
 }
 
+/// What a turn needs, by what changed in which files, and what was captured of them.
+type Files = (Class, Verdict, Vec<(usize, Staged)>);
+
 impl Capture {
-    /// Whether an image can be taken, asked once.
-    fn prepare(&self, half: &mut Half) {
-        if half.criu.is_none() && half.degraded.is_none() {
-            match self.can_dump() {
-                Ok(criu) => half.criu = Some(criu),
-                Err(reason) => half.degraded = Some(files_only(&reason)),
-            }
+    /// Gets an image ready to be taken, once; or finds out why there can be none.
+    fn prepare(&self, half: &mut Half, set: &Set) {
+        if half.dump.is_some() || half.degraded.is_some() {
+            return;
+        }
+        let dump = self.can_dump().and_then(|criu| {
+            let dump = self.prepare_dump(criu, set);
+            dump.map_err(|error| format!("{error:#}"))
+        });
+        match dump {
+            Ok(dump) => half.dump = Some(dump),
+            Err(reason) => half.degraded = Some(files_only(&reason)),
         }
     }
 
@@ -64,7 +78,7 @@ impl Capture {
         }
         if look.half.needs_freeze() {
             // Whatever makes an image impossible is found before the freeze.
-            self.prepare(&mut half);
+            self.prepare(&mut half, &set);
         }
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
@@ -110,29 +124,32 @@ impl Capture {
                 None => scans = Some(found),
             }
         }
-        if look.half.needs_image() {
-            self.prepare(&mut half);
-            self.image(&mut half, &stopped, &places);
+        let image = look.half.needs_image();
+        if image {
+            self.prepare(&mut half, &stopped);
+        } else {
+            // None was tried, whatever would have come of it.
+            half = Half::default();
+        }
+        let dump = half.dump.take();
+        let (written, roots) = thread::scope(|scope| {
+            // CRIU looks at the processes, and this thread at the files.
+            let criu = dump.as_ref().map(|dump| dump.criu().version.clone());
+            let writing = dump.map(|dump| scope.spawn(|| dump.write()));
+            let roots = self.files(scans, &stopped, &look);
+            let written = writing.map(|writing| writing.join());
+            (criu.zip(written), roots)
+        });
+        if let Some((criu, written)) = written {
+            let written = written.unwrap_or_else(|_| Err(anyhow!("the dump broke off")));
+            self.image(&mut half, criu, written, &stopped, &places);
+        }
+        if image {
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
             base = watched.then(|| self.effects_now()).flatten();
         }
-        if !look.half.needs_image() {
-            // None was tried, whatever would have come of it.
-            half.degraded = None;
-        }
-        let scans = match scans {
-            Some(scans) => scans,
-            None => self.scan(&stopped, look.reread)?,
-        };
-        let verdict = self.judge(&scans, look.whole);
-        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
-        let roots = if class == Class::None {
-            self.pass_over(scans);
-            Vec::new()
-        } else {
-            self.stage(scans)?
-        };
+        let (class, verdict, roots) = roots?;
         self.known.passed_over = class == Class::None && verdict.passed_over > 0;
         // CRIU leaves its traces there, too.
         self.known.objects = self.lasting.look(None).0;
@@ -176,18 +193,42 @@ impl Capture {
         })
     }
 
-    /// Has CRIU take the image, if it can.
-    fn image(&self, half: &mut Half, set: &Set, places: &Places) {
-        let Some(criu) = half.criu.take() else { return };
-        match self.dump(set) {
-            Ok(dir) => {
+    /// The file half: what changed, and what of it is captured.
+    fn files(&mut self, scans: Option<Scans>, set: &Set, look: &Look) -> Result<Files> {
+        let scans = match scans {
+            Some(scans) => scans,
+            None => self.scan(set, look.reread)?,
+        };
+        let verdict = self.judge(&scans, look.whole);
+        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
+        let roots = if class == Class::None {
+            self.pass_over(scans);
+            Vec::new()
+        } else {
+            self.stage(scans)?
+        };
+        Ok((class, verdict, roots))
+    }
+
+    /// Takes note of the image that CRIU has written, if it has.
+    fn image(
+        &self,
+        half: &mut Half,
+        criu: String,
+        written: Result<Dumped>,
+        set: &Set,
+        places: &Places,
+    ) {
+        match written {
+            Ok(dumped) => {
                 half.degraded = self.left_out();
                 half.image = Some(StagedImage {
-                    dir,
+                    dir: dumped.dir,
+                    remainder: dumped.remainder,
                     processes: entries(set),
                     places: places.clone(),
                     pipes: pipes::shared_with(set, self.init),
-                    criu: criu.version,
+                    criu,
                 });
             }
             Err(error) => half.degraded = Some(files_only(&format!("{error:#}"))),

@@ -8,7 +8,7 @@
 //!   scan --no change----+
 //!     | changes             image needed?
 //!     +-- no  --> copy, look at the counters again: moved? then frozen  (optimistic)
-//!     +-- yes --> freeze, CRIU, scan, copy, thaw                        (one freeze)
+//!     +-- yes --> start CRIU, freeze, dump beside scan and copy, thaw   (one freeze)
 //! ```
 //! Changes that a rule ignores are no change here, unless something else has the files
 //! captured: see [`crate::relevance`].
@@ -40,13 +40,13 @@ use anyhow::Result;
 use crab_api::tracer::Effects;
 use crab_runtime::{
     cgroup::Cgroup,
+    criu::Remainder,
     files::Staged,
     procs::{KeepAlive, Places, Set},
 };
 use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects};
 use tokio::runtime::Handle;
 
-use self::dump::entries;
 pub(crate) use self::mark::Known;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 pub(crate) use self::{baseline::Baseline, dump::can_dump, lasting::Lasting};
@@ -114,6 +114,8 @@ pub(crate) enum StagedProcesses {
 /// What CRIU wrote, and what a restore has to know beside it.
 pub(crate) struct StagedImage {
     pub(crate) dir: PathBuf,
+    /// What is to be done with it before it is stored.
+    pub(crate) remainder: Remainder,
     pub(crate) processes: Vec<ProcessEntry>,
     pub(crate) places: Places,
     pub(crate) pipes: Vec<SharedPipe>,
