@@ -16,12 +16,14 @@
 
 mod exchange;
 mod left_out;
+mod pages;
 mod records;
 mod remainder;
 mod request;
 mod session;
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     path::{Path, PathBuf},
@@ -29,9 +31,12 @@ use std::{
     time::Duration,
 };
 
-use crab_store::{ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError};
+use crab_store::{
+    Earlier, ImageFile, ObjectReader, PackWriter, ProcessImage, ReadError, WriteError, earlier,
+};
 use thiserror::Error;
 
+use self::pages::PageMap;
 pub(crate) use self::request::{DESCRIPTORS, Request};
 pub use self::{
     exchange::{lay_out, release_netns},
@@ -92,11 +97,42 @@ fn io_error<'a>(
     }
 }
 
-/// Puts every image of a directory into a pack.
+/// An image of the same sandbox that is in the store already.
+#[derive(Clone, Copy)]
+pub struct EarlierImage<'a> {
+    /// It.
+    pub image: &'a ProcessImage,
+    /// Where it is read.
+    pub reader: &'a ObjectReader,
+}
+
+impl EarlierImage<'_> {
+    /// The windows of memory of which a page map of the same name tells there.
+    fn windows(&self, page_map: &str) -> Earlier {
+        let named = |name: &str| self.image.files.iter().find(|file| file.name == name);
+        let read = || -> Option<Earlier> {
+            let mut bytes = Vec::new();
+            for segment in &named(page_map)?.content {
+                bytes.extend(self.reader.get(segment.digest).ok()?);
+            }
+            let map = PageMap::of(&bytes)?;
+            Some(earlier(named(&map.file)?, &map.windows))
+        };
+        // What cannot be read only makes the image larger.
+        read().unwrap_or_default()
+    }
+}
+
+/// Puts every image of a directory into a pack. Of memory, only what differs from an
+/// earlier image is written.
 ///
 /// # Errors
 /// When a file cannot be read or the store not be written.
-pub fn persist(dir: &Path, pack: &mut PackWriter) -> Result<Vec<ImageFile>, ImageError> {
+pub fn persist(
+    dir: &Path,
+    pack: &mut PackWriter,
+    before: Option<EarlierImage>,
+) -> Result<Vec<ImageFile>, ImageError> {
     let mut names: Vec<String> = fs::read_dir(dir)
         .map_err(io_error("read", dir))?
         .flatten()
@@ -105,16 +141,37 @@ pub fn persist(dir: &Path, pack: &mut PackWriter) -> Result<Vec<ImageFile>, Imag
         .filter(|name| !is_scratch(name))
         .collect();
     names.sort();
+    let mut maps: BTreeMap<String, (String, PageMap)> = BTreeMap::new();
+    for name in names.iter().filter(|name| PageMap::is_named(name)) {
+        let path = dir.join(name);
+        let bytes = fs::read(&path).map_err(io_error("read", &path))?;
+        if let Some(map) = PageMap::of(&bytes) {
+            maps.insert(map.file.clone(), (name.clone(), map));
+        }
+    }
     let mut files = Vec::with_capacity(names.len());
     for name in names {
         let path = dir.join(&name);
         let file = File::open(&path).map_err(io_error("read", &path))?;
-        let content = pack.put_file(&file)?;
-        files.push(ImageFile {
-            name,
-            size: content.size,
-            content: content.segments,
-        });
+        let size = file.metadata().map_err(io_error("read", &path))?.len();
+        let mut add = |content| {
+            files.push(ImageFile {
+                name: name.clone(),
+                size,
+                content,
+            });
+        };
+        match maps.get(&name).filter(|(_, map)| map.len() == size) {
+            Some((page_map, map)) => {
+                let windows = before.map_or_else(Earlier::new, |b| b.windows(page_map));
+                let pages = pack.put_pages(&file, &map.windows, &windows)?;
+                add(pages.windows);
+                if !pages.changes.is_empty() {
+                    add(pages.changes);
+                }
+            }
+            None => add(pack.put_file(&file)?.segments),
+        }
     }
     Ok(files)
 }
@@ -131,13 +188,20 @@ pub fn materialise(
     dir: &Path,
 ) -> Result<(), ImageError> {
     let same_boot = boot_id().is_some_and(|now| now == image.boot_id);
+    let mut written = BTreeSet::new();
     for file in &image.files {
         if same_boot && file.name == TIMENS {
             continue;
         }
         let path = dir.join(&file.name);
-        let target = File::create_new(&path).map_err(io_error("write", &path))?;
-        reader.read_segments(&file.content, file.size, &target)?;
+        if written.insert(&file.name) {
+            let target = File::create_new(&path).map_err(io_error("write", &path))?;
+            reader.read_segments(&file.content, file.size, &target)?;
+        } else {
+            let target = File::options().write(true).open(&path);
+            let target = target.map_err(io_error("write", &path))?;
+            reader.write_over(&file.content, file.size, &target)?;
+        }
     }
     Ok(())
 }

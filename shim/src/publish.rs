@@ -7,10 +7,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use anyhow::Result;
-use crab_runtime::{criu, files::Index};
+use crab_runtime::{
+    criu::{self, EarlierImage},
+    files::Index,
+};
 use crab_store::{
-    Class, Digest, FileImage, Manifest, ProcessImage, ProcessRef, SandboxId, SandboxWriter,
-    TmpfsImage, TmpfsTree, TurnId,
+    Class, Digest, FileImage, Manifest, ObjectReader, ProcessImage, ProcessRef, SandboxId,
+    SandboxWriter, TmpfsImage, TmpfsTree, TurnId,
 };
 
 use crate::{
@@ -113,6 +116,15 @@ impl Publication {
         files
     }
 
+    /// The image of processes that holds until now, if there is one. What is wrong with it is not
+    /// this one's concern.
+    fn image_before(&self) -> Option<(ProcessImage, ObjectReader)> {
+        let parent = self.parent.as_ref()?;
+        let reader = self.writer.store().reader(parent).ok()?;
+        let image = reader.process_image(parent.processes?.digest).ok()?;
+        Some((image, reader))
+    }
+
     fn image(
         &self,
         image: &StagedImage,
@@ -128,9 +140,13 @@ impl Publication {
             extra.insert(tree_key(&tmpfs.mount), tmpfs.tree.to_string());
         }
         image.remainder.complete(&image.dir)?;
+        let before = self.image_before();
+        let before = before
+            .as_ref()
+            .map(|(image, reader)| EarlierImage { image, reader });
         let stored = ProcessImage {
             turn: self.turn,
-            files: criu::persist(&image.dir, pack)?,
+            files: criu::persist(&image.dir, pack, before)?,
             tmpfs_images: self.tmpfs_images.clone(),
             processes: image.processes.clone(),
             boot_id: criu::boot_id().unwrap_or_default(),

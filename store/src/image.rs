@@ -39,7 +39,8 @@ pub struct TmpfsTree {
 pub struct ProcessImage {
     /// The turn at whose end it was taken.
     pub turn: TurnId,
-    /// The files of CRIU's image directory.
+    /// The files of CRIU's image directory. A further one of the same name lies over what
+    /// is before it: see [`crate::Pages`].
     pub files: Vec<ImageFile>,
     /// Which of them hold tmpfs mounts.
     pub tmpfs_images: Vec<TmpfsImage>,

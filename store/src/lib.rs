@@ -46,6 +46,7 @@ mod manifest;
 mod object;
 mod pack;
 mod pack_writer;
+mod pages;
 mod reader;
 mod record;
 mod sandbox;
@@ -68,6 +69,7 @@ pub use journal::{Durability, Journal};
 pub use layers::ImageLayers;
 pub use manifest::{Manifest, ProcessRef};
 pub use pack_writer::PackWriter;
+pub use pages::{Earlier, PAGE, Pages, WINDOW, Window, earlier};
 pub use reader::ObjectReader;
 pub use record::{
     CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,

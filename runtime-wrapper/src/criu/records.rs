@@ -30,16 +30,18 @@ fn head(magic: u32) -> Vec<u8> {
 /// The messages in an image.
 pub(super) fn records(path: &Path, magic: u32) -> Result<Vec<Vec<u8>>, ImageError> {
     let bytes = read_start(path, MAX_IMAGE).map_err(io_error("read", path))?;
-    let whole = || -> Option<Vec<Vec<u8>>> {
-        let mut rest = bytes.strip_prefix(head(magic).as_slice())?;
-        let mut found = Vec::new();
-        while !rest.is_empty() {
-            let size = usize::try_from(word(&mut rest)?).ok()?;
-            found.push(take(&mut rest, size)?.to_vec());
-        }
-        Some(found)
-    };
-    whole().ok_or_else(|| malformed(path))
+    parse(&bytes, magic).ok_or_else(|| malformed(path))
+}
+
+/// The messages in the bytes of an image; nothing if it is none of this kind.
+pub(super) fn parse(bytes: &[u8], magic: u32) -> Option<Vec<Vec<u8>>> {
+    let mut rest = bytes.strip_prefix(head(magic).as_slice())?;
+    let mut found = Vec::new();
+    while !rest.is_empty() {
+        let size = usize::try_from(word(&mut rest)?).ok()?;
+        found.push(take(&mut rest, size)?.to_vec());
+    }
+    Some(found)
 }
 
 /// The first message in an image; an empty one if there is none.
@@ -56,12 +58,17 @@ pub(super) fn number_in(path: &Path, magic: u32, number: u64) -> Result<u64, Ima
 
 /// Writes an image of these messages.
 pub(super) fn write_records(path: &Path, magic: u32, all: &[Vec<u8>]) -> Result<(), ImageError> {
+    fs::write(path, image(magic, all)).map_err(io_error("write", path))
+}
+
+/// The bytes of an image of these messages.
+pub(super) fn image(magic: u32, all: &[Vec<u8>]) -> Vec<u8> {
     let mut image = head(magic);
     for record in all {
         image.extend((record.len() as u32).to_le_bytes());
         image.extend(record);
     }
-    fs::write(path, image).map_err(io_error("write", path))
+    image
 }
 
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
