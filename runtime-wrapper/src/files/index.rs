@@ -95,6 +95,37 @@ impl Index {
         self.nodes.is_empty()
     }
 
+    /// What a tree says, and nothing of any inode: whatever a scan finds is looked at.
+    pub(crate) fn of_tree(tree: &Tree, rules: Rules) -> Self {
+        let contents = contents_of(tree);
+        let nodes = tree.entries.iter().map(|entry| {
+            let first = match &entry.kind {
+                EntryKind::HardLink { to } => tree.get(to).unwrap_or(entry),
+                _ => entry,
+            };
+            let node = Node::of_entry(entry, first, contents.get(first.path.as_slice()), rules);
+            (entry.path.as_slice().into(), Arc::new(node))
+        });
+        Self {
+            nodes: nodes.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// All that it knows, as a tree. What is no more than a copy of a lower layer's, and was
+    /// never read, is left out.
+    pub fn tree(&self) -> Tree {
+        let mut tree = Tree {
+            entries: self
+                .nodes
+                .iter()
+                .filter_map(|(path, node)| node.entry(path))
+                .collect(),
+        };
+        tree.sort();
+        tree
+    }
+
     /// The index of a directory that was just made to be `tree`, with nothing
     /// running in it yet. Fails if the two are not alike.
     pub(crate) fn of_restored(
@@ -104,12 +135,7 @@ impl Index {
     ) -> Result<Self, IndexError> {
         let started = now();
         let mut nodes = HashMap::with_capacity(tree.entries.len());
-        let mut contents: HashMap<&[u8], Arc<[Segment]>> = HashMap::new();
-        for entry in &tree.entries {
-            if let EntryKind::File { content, .. } = &entry.kind {
-                contents.insert(&entry.path, content.as_slice().into());
-            }
-        }
+        let contents = contents_of(tree);
         let differs = |path: &[u8]| Err(IndexError::Differs { path: shown(path) });
         let mut wrong = None;
         let torn = walk(root, |visit| {
@@ -167,6 +193,15 @@ impl Index {
             }),
         }
     }
+}
+
+/// The contents of a tree's files, by their first names.
+fn contents_of(tree: &Tree) -> HashMap<&[u8], Arc<[Segment]>> {
+    let files = tree.entries.iter().filter_map(|entry| match &entry.kind {
+        EntryKind::File { content, .. } => Some((entry.path.as_slice(), content.as_slice().into())),
+        _ => None,
+    });
+    files.collect()
 }
 
 /// Why a restored directory has no index.
@@ -235,6 +270,55 @@ impl Node {
             hides_lower: false,
             nets_out: false,
             mount_point: true,
+        }
+    }
+
+    /// As an entry of a tree has it; `first` is the one of the same file.
+    fn of_entry(
+        entry: &TreeEntry,
+        first: &TreeEntry,
+        content: Option<&Arc<[Segment]>>,
+        rules: Rules,
+    ) -> Self {
+        let (file_type, size, rdev) = match &first.kind {
+            EntryKind::Dir => (FileType::Directory, 0, 0),
+            EntryKind::File { size, .. } => (FileType::RegularFile, *size, 0),
+            EntryKind::Symlink { target } => (FileType::Symlink, target.len() as u64, 0),
+            EntryKind::CharDevice { rdev } => (FileType::CharacterDevice, 0, *rdev),
+            EntryKind::BlockDevice { rdev } => (FileType::BlockDevice, 0, *rdev),
+            EntryKind::Fifo => (FileType::Fifo, 0, 0),
+            EntryKind::Socket => (FileType::Socket, 0, 0),
+            EntryKind::HardLink { .. } => (FileType::Unknown, 0, 0),
+        };
+        Self {
+            stat: Stat {
+                ino: 0,
+                dev: 0,
+                mount: 0,
+                mount_root: false,
+                file_type,
+                mode: first.mode,
+                uid: first.uid,
+                gid: first.gid,
+                nlink: 1,
+                size,
+                rdev,
+                mtime: first.mtime,
+                ctime: Time::default(),
+            },
+            xattrs: first.xattrs.clone(),
+            target: match &first.kind {
+                EntryKind::Symlink { target } => target.clone(),
+                _ => Vec::new(),
+            },
+            content: content.map_or(Content::None, |content| Content::Known(content.clone())),
+            link_to: match &entry.kind {
+                EntryKind::HardLink { to } => Some(to.as_slice().into()),
+                _ => None,
+            },
+            hides_lower: rules.hides_lower(&first.xattrs),
+            nets_out: false,
+            mount_point: false,
         }
     }
 

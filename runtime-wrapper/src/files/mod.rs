@@ -11,6 +11,8 @@
 //!
 //!  Tree --build--> an empty directory    --index_restored--> Index
 //!       --apply--> a mounted tmpfs
+//!       --verify--> how a live root differs
+//!       --plan--carry_out--> a root that is in use, where that can be done
 //!       --write_tmpfs_archive--> the tmpfs in a CRIU image directory
 //! ```
 //!
@@ -26,13 +28,17 @@
 mod apply;
 mod beneath;
 mod capture;
+mod carry_out;
 mod change;
 mod content;
+mod difference;
 mod index;
 mod lower;
+mod plan;
 mod remove;
 mod restore;
 mod scan;
+mod shape;
 mod tmpfs_tar;
 mod walk;
 mod xattr;
@@ -41,11 +47,15 @@ use crab_store::{Digest, Tree};
 
 pub use apply::apply;
 pub use capture::{Captured, PersistError, StageError, Staged, Staging};
+pub use carry_out::{PutBackError, put_back};
 pub use change::{Change, ChangeKind, FileKind};
+pub use difference::{Difference, DifferenceKind, Verified};
 pub use index::{Index, IndexError};
+pub use plan::{Plan, PlanError, Renewed};
 pub use remove::remove_tree;
 pub use restore::{Durability, RestoreError, build};
 pub use scan::{OpenError, Scan, Scanner};
+pub use shape::Sort;
 pub use tmpfs_tar::{TarError, write_tmpfs_archive};
 pub use walk::WalkError;
 

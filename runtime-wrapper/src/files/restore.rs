@@ -28,7 +28,7 @@ use rustix::{
 };
 
 use super::{
-    beneath::{open_beneath, open_name, proc_path, split},
+    beneath::{open_beneath, open_name, proc_path, reopen, split},
     lower::open_root,
     walk::{WalkError, shown},
     xattr::{self, Rules},
@@ -176,6 +176,15 @@ impl<'a> Placer<'a> {
 
     /// Makes an entry that is not there. A directory is not finished by this.
     pub(crate) fn create(&mut self, entry: &TreeEntry) -> Result<(), RestoreError> {
+        self.make(entry, None)
+    }
+
+    /// The same of a regular file, with the content of one that is a lower layer's.
+    pub(crate) fn copy(&mut self, entry: &TreeEntry, from: &OwnedFd) -> Result<(), RestoreError> {
+        self.make(entry, Some(from))
+    }
+
+    fn make(&mut self, entry: &TreeEntry, from: Option<&OwnedFd>) -> Result<(), RestoreError> {
         let path = entry.path.as_slice();
         let failed = |verb| RestoreError::io(verb, path);
         let (root, reader) = (self.root, self.reader);
@@ -201,12 +210,15 @@ impl<'a> Placer<'a> {
                 let file: File = openat(dir, name, flags, Mode::RUSR | Mode::WUSR)
                     .map_err(failed("make"))?
                     .into();
-                reader
-                    .read_segments(content, *size, &file)
-                    .map_err(|source| RestoreError::Content {
-                        path: shown(path),
-                        source,
-                    })?;
+                match from {
+                    Some(from) => copy_content(from, &file).map_err(failed("copy"))?,
+                    None => reader
+                        .read_segments(content, *size, &file)
+                        .map_err(|source| RestoreError::Content {
+                            path: shown(path),
+                            source,
+                        })?,
+                }
             }
             EntryKind::Symlink { target } => {
                 symlinkat(target.as_slice(), dir, name).map_err(failed("make"))?;
@@ -269,6 +281,15 @@ impl<'a> Placer<'a> {
         }
         Ok(())
     }
+}
+
+/// What is in a regular file, which may be open as a mere place.
+fn copy_content(from: &OwnedFd, to: &File) -> rustix::io::Result<()> {
+    let from = reopen(from.as_fd(), OFlags::RDONLY | OFlags::NOATIME)?;
+    let (mut from, mut to) = (File::from(from), to);
+    std::io::copy(&mut from, &mut to)
+        .map(drop)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// The entry's time of change; that of the last access stays.

@@ -21,7 +21,7 @@ use std::{
 
 use crab_store::{Segment, Time, Tree};
 use rustix::{
-    fs::{FileType, Mode, OFlags, ResolveFlags, open, openat2, readlinkat},
+    fs::{FileType, Mode, OFlags, ResolveFlags, open, openat2},
     io::Errno,
 };
 
@@ -31,6 +31,7 @@ use super::{
     content::{equal_files, equals_segments},
     index::{Content, Index, IndexError, Node, now, settled},
     lower::{Lower, Lowers, open_root},
+    shape::read_link,
     walk::{Descend, Visit, WalkError, walk},
     xattr::{self, Rules},
 };
@@ -127,23 +128,35 @@ impl Scanner {
     /// a page becomes dirty. The index that comes of this scan remembers them,
     /// so that a mapping that is gone by the next one is not forgotten.
     pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
-        self.compare_with(index, forced, false)
+        self.compare_with(index, forced, Read::Doubtful)
     }
 
     /// As [`Self::scan`], with every regular file read, whatever its times say. On a
     /// tmpfs a store to a mapped page moves no time at all.
     pub fn scan_everything(&self, index: &Index) -> Result<Scan, WalkError> {
-        self.compare_with(index, &HashSet::new(), true)
+        self.compare_with(index, &HashSet::new(), Read::All)
+    }
+
+    /// As [`Self::scan_everything`], against an index that tells of contents and
+    /// attributes alone: content is read also where the time is another.
+    pub(crate) fn scan_anew(&self, index: &Index) -> Result<Scan, WalkError> {
+        self.compare_with(index, &HashSet::new(), Read::Anew)
+    }
+
+    /// What the layers below show.
+    pub(crate) fn lowers(&self) -> rustix::io::Result<Lowers> {
+        Lowers::new(self.rules, &self.lowers)
     }
 
     fn compare_with(
         &self,
         index: &Index,
         forced: &HashSet<Vec<u8>>,
-        everything: bool,
+        read: Read,
     ) -> Result<Scan, WalkError> {
         let started = now();
-        let lowers = Lowers::new(self.rules, &self.lowers)
+        let lowers = self
+            .lowers()
             .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
         let mapped: HashSet<u64> = forced
             .iter()
@@ -153,7 +166,7 @@ impl Scanner {
         let mut run = Run {
             index,
             forced,
-            everything,
+            read,
             mapped,
             rules: self.rules,
             lowers,
@@ -190,6 +203,14 @@ impl Scan {
         &self.torn
     }
 
+    /// What there is, whatever of it has changed. Contents that are not on record are unread.
+    pub(crate) fn into_live(self) -> Index {
+        let (nodes, _, mut index) = self.into_parts();
+        let nodes = nodes.into_iter().map(|found| (found.path, found.node));
+        index.nodes.extend(nodes);
+        index
+    }
+
     pub(crate) fn into_parts(self) -> (Vec<Found>, Vec<Vec<u8>>, Index) {
         let index = Index {
             nodes: HashMap::with_capacity(self.nodes.len()),
@@ -212,18 +233,25 @@ impl Scan {
         if !self.changes.is_empty() || !self.torn.is_empty() {
             return None;
         }
-        let (nodes, _, mut index) = self.into_parts();
-        let nodes = nodes.into_iter().map(|found| (found.path, found.node));
-        index.nodes.extend(nodes);
-        Some(index)
+        Some(self.into_live())
     }
+}
+
+/// Which contents are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Read {
+    /// Those that may be others, by their times.
+    Doubtful,
+    /// All whose time is on record.
+    All,
+    /// All whose length is on record.
+    Anew,
 }
 
 struct Run<'a> {
     index: &'a Index,
     forced: &'a HashSet<Vec<u8>>,
-    /// All are.
-    everything: bool,
+    read: Read,
     /// The inodes of those.
     mapped: HashSet<u64>,
     rules: Rules,
@@ -278,7 +306,9 @@ impl Run<'_> {
         if !self.forced.is_empty() && self.forced.contains(visit.path) {
             self.mapped.insert(ino);
         }
-        self.everything || self.mapped.contains(&ino) || self.index.mapped.contains(&ino)
+        self.read != Read::Doubtful
+            || self.mapped.contains(&ino)
+            || self.index.mapped.contains(&ino)
     }
 
     fn push(&mut self, path: &[u8], node: Arc<Node>, over: Option<Over>) {
@@ -347,7 +377,7 @@ impl Run<'_> {
         let stat = &node.stat;
         let Some(Content::Known(content)) = old
             .filter(|old| old.stat.is_file() && old.stat.size == stat.size)
-            .filter(|old| old.stat.mtime == stat.mtime)
+            .filter(|old| self.read == Read::Anew || old.stat.mtime == stat.mtime)
             .map(|old| &old.content)
         else {
             return Ok(Content::Unread);
@@ -395,8 +425,4 @@ impl Run<'_> {
             _ => Ok(true),
         }
     }
-}
-
-fn read_link(fd: BorrowedFd<'_>) -> rustix::io::Result<Vec<u8>> {
-    readlinkat(fd, c"", Vec::new()).map(|target| target.into_bytes())
 }

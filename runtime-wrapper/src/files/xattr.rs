@@ -96,6 +96,21 @@ impl Rules {
             || self.has(xattrs, b"redirect", |_| true)
     }
 
+    /// Whether what a directory is merged with lies elsewhere.
+    pub(crate) fn is_redirected(self, xattrs: &Xattrs) -> bool {
+        self.has(xattrs, b"redirect", |_| true)
+    }
+
+    /// Whether an attribute is escaped for an overlay that is nested in this one: it has
+    /// another name in the merged view.
+    pub(crate) fn is_escaped(self, xattrs: &Xattrs) -> bool {
+        let mut each = xattrs.iter();
+        each.any(|(name, _)| {
+            self.own(name)
+                .is_some_and(|own| own.starts_with(b"overlay."))
+        })
+    }
+
     /// Whether an entry stands for more, or other, than its own inode says.
     pub(crate) fn steers_merge(self, xattrs: &Xattrs) -> bool {
         MEANING.iter().any(|name| self.has(xattrs, name, |_| true))

@@ -4,6 +4,7 @@
 mod changes;
 mod harness;
 mod hostile;
+mod in_use;
 mod overlay;
 mod round_trip;
 mod tmpfs;

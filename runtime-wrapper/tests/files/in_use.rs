@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Making a mounted overlay, and a tmpfs, an earlier tree again while they are in use; and telling how
+//! one differs from a tree. Compared by an independent lister of the merged view.
+
+use std::{
+    fs::{self, File},
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+};
+
+use crab_runtime::files::{Captured, DifferenceKind, Index, Plan, PlanError, Scanner, put_back};
+use crab_store::{ObjectReader, Tree};
+use rustix::fs::{Mode, OFlags, open};
+
+use crate::harness::{Bench, changes, list, settle, shell, skipped, tmpfs};
+
+fn image(one: &Path, two: &Path) {
+    shell(
+        two,
+        "mkdir -p etc dir/sub gone/deep home; echo a >etc/a; echo b >etc/b; echo b2 >etc/b2; \
+         echo c >dir/c; echo s >dir/sub/s; echo x >gone/deep/x; chmod 600 etc/b; chown 7:8 etc/b; \
+         ln -s b etc/link; touch -d '2001-02-03 04:05:06.7' etc home dir/c; \
+         python3 -c 'import os; os.setxattr(\"etc/b2\", \"user.note\", b\"lower\")'; head -c 300000 /dev/zero >etc/zero; \
+         head -c 700000 /dev/urandom >etc/large",
+    );
+    shell(
+        one,
+        "mkdir -p etc; echo upper-a >etc/a; touch -d '2003-02-03 04:05:06.7' etc",
+    );
+}
+
+fn differences(scanner: &Scanner, tree: &Tree) -> Vec<String> {
+    let verified = scanner.verify(tree).unwrap();
+    assert!(verified.torn.is_empty());
+    let told = verified.differences.iter().map(|it| {
+        let path = it.path.escape_ascii();
+        match &it.kind {
+            DifferenceKind::Added => format!("+{path}"),
+            DifferenceKind::Removed => format!("-{path}"),
+            DifferenceKind::Changed(what) => format!("~{path}: {what}"),
+        }
+    });
+    told.collect()
+}
+
+fn directory(path: &Path) -> File {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(path, flags, Mode::empty()).unwrap().into()
+}
+
+/// From what `index` says to a tree, in place.
+fn go(
+    scanner: &Scanner,
+    view: BorrowedFd<'_>,
+    index: &mut Index,
+    tree: &Tree,
+    reader: &ObjectReader,
+) -> Result<(), PlanError> {
+    let plan = Plan::of(scanner, index, tree)?;
+    plan.carry_out(view, reader).unwrap();
+    plan.renewed(scanner, tree)?.into_index(index);
+    assert!(Plan::of(scanner, index, tree).unwrap().is_empty());
+    Ok(())
+}
+
+/// Two turns, and back from the second to the first, and to the second again.
+fn there_and_back(first: &str, second: &str) {
+    let bench = Bench::new(image);
+    let merged = bench.path("merged");
+    let scanner = bench.scanner();
+    bench.turn(first);
+    let (one, reader_of_one) = bench.capture(&Index::default());
+    let before = list(&merged);
+    bench.turn(second);
+    let (two, reader_of_two) = bench.capture(&one.index);
+    let after = list(&merged);
+    let view = directory(&merged);
+    let mut index = two.index.clone();
+
+    let named = format!("{first} | {second}");
+    let go = |index: &mut Index, to: &Captured, reader: &ObjectReader| {
+        go(&scanner, view.as_fd(), index, &to.tree, reader)
+            .unwrap_or_else(|error| panic!("{named}: {error}"));
+        assert_eq!(changes(&scanner, index), [""; 0], "{named}");
+        assert_eq!(differences(&scanner, &to.tree), [""; 0], "{named}");
+    };
+    go(&mut index, &one, &reader_of_one);
+    assert_eq!(list(&merged), before, "{named}");
+    go(&mut index, &two, &reader_of_two);
+    assert_eq!(list(&merged), after, "{named}");
+    go(&mut index, &one, &reader_of_one);
+    assert_eq!(list(&merged), before, "{named}");
+    settle();
+    assert_eq!(changes(&scanner, &index), [""; 0], "{named}");
+
+    // What is captured from there comes back the same way, as a whole.
+    bench.turn("echo later >home/later");
+    assert_eq!(changes(&scanner, &index), ["+home/later"], "{named}");
+    let later = list(&merged);
+    let (three, reader) = bench.capture(&index);
+    let mut bench = bench;
+    let built = bench.build(&three.tree, &reader, "built");
+    drop(view);
+    bench.mount_with_upper(&built);
+    assert_eq!(list(&merged), later, "{named}");
+}
+
+#[test]
+fn a_root_in_use_goes_back_exactly() {
+    if skipped() {
+        return;
+    }
+    let turns = [
+        (
+            "echo 1 >etc/new; echo 1 >x",
+            "echo 2 >etc/new; rm x; echo y >y",
+        ),
+        // What is the image's, changed and removed.
+        (
+            "true",
+            "echo B >etc/b; rm etc/a; rm etc/link; rm etc/large; : >etc/zero",
+        ),
+        (
+            "echo B >etc/b; echo 1 >>etc/large",
+            "rm etc/b etc/large; echo b >etc/b3",
+        ),
+        (
+            "rm etc/a etc/link",
+            "echo new >etc/a; ln -s elsewhere etc/link",
+        ),
+        // Only what is told of files.
+        (
+            "echo x >home/x",
+            "chmod 4755 home/x; chown 5:6 home/x etc/b; touch -d '2011-01-01 01:02:03.4' etc/a; \
+             python3 -c 'import os; os.setxattr(\"etc/b2\", \"user.note\", b\"other\"); \
+             os.setxattr(\"home/x\", \"user.new\", b\"1\")'; chmod 700 etc",
+        ),
+        // Directories that are not the image's.
+        (
+            "mkdir -p home/a/b/c; echo 1 >home/a/b/c/f; chmod 751 home/a/b",
+            "rm -r home/a; mkdir -p home/q/r; echo z >home/q/r/z",
+        ),
+        (
+            "mkdir home/d; echo 1 >home/d/f",
+            "rm -r home/d; echo file >home/d",
+        ),
+        (
+            "echo file >home/d",
+            "rm home/d; mkdir -p home/d/e; echo 1 >home/d/e/f",
+        ),
+        // Every kind.
+        (
+            "mkfifo home/p; mknod home/n c 1 3; ln -s x home/l; truncate -s 5M home/sparse",
+            "rm home/p; echo p >home/p; rm home/n; mknod home/n c 1 5; rm home/l; ln -s y home/l; \
+             echo full >home/sparse",
+        ),
+        (
+            "cp /bin/true home/t; python3 -c 'import os; os.setxattr(\"home/t\", \"security.capability\", \
+             bytes.fromhex(\"0100000200040000000000000000000000000000\"))'",
+            "echo x >home/t",
+        ),
+        // A directory of the image that was replaced already, and is left so.
+        (
+            "rm -r dir; mkdir dir; echo n >dir/n",
+            "echo m >dir/n; echo s >dir/s; chmod 700 dir",
+        ),
+        // Odd names.
+        (
+            "touch $'home/\\xff\\n'",
+            "rm $'home/\\xff\\n'; echo 1 >$'home/ \\x01'",
+        ),
+        // A time that moved and nothing else.
+        (
+            "mkdir home/t; echo 1 >home/t/f",
+            "echo 2 >home/t/g; rm home/t/g",
+        ),
+        (
+            "echo 1 >etc/new",
+            "mkdir etc/sub; mv etc/new etc/sub/moved; mv etc/b home/b",
+        ),
+    ];
+    for (first, second) in turns {
+        there_and_back(first, second);
+    }
+}
+
+#[test]
+fn what_the_merged_view_cannot_be_told_is_refused_and_nothing_is_touched() {
+    if skipped() {
+        return;
+    }
+    let turns = [
+        ("true", "rm -r gone"),
+        ("rm -r gone", "mkdir gone"),
+        ("true", "rm -r dir; mkdir dir; echo n >dir/n"),
+        ("rm -r gone; echo file >gone", "rm gone; mkdir gone"),
+        ("echo 1 >home/a; ln home/a home/b", "echo 2 >home/a"),
+        ("echo 1 >home/a", "ln home/a home/b; echo 2 >home/a"),
+    ];
+    for (first, second) in turns {
+        let bench = Bench::new(image);
+        bench.turn(first);
+        let (one, _) = bench.capture(&Index::default());
+        bench.turn(second);
+        let (two, _) = bench.capture(&one.index);
+        let plan = Plan::of(&bench.scanner(), &two.index, &one.tree);
+        assert!(
+            matches!(plan, Err(PlanError::Unsuitable { .. })),
+            "{first} | {second}: {plan:?}"
+        );
+        assert!(!differences(&bench.scanner(), &one.tree).is_empty());
+    }
+}
+
+#[test]
+fn half_of_a_way_back_is_undone() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    let (merged, scanner) = (bench.path("merged"), bench.scanner());
+    bench.turn("echo 1 >etc/new; mkdir home/d; echo 1 >home/d/f");
+    let (one, reader) = bench.capture(&Index::default());
+    bench.turn("echo 2 >etc/new; rm -r home/d; rm etc/b; echo a >etc/a; chmod 711 home");
+    let (two, reader_of_two) = bench.capture(&one.index);
+    let now = list(&merged);
+    let view = directory(&merged);
+    let plan = Plan::of(&scanner, &two.index, &one.tree).unwrap();
+    // Something is in the way of the last thing that is made.
+    shell(&merged, "echo in the way >home/d");
+    assert!(plan.carry_out(view.as_fd(), &reader).is_err());
+    assert_ne!(list(&merged), now);
+    let index = put_back(&scanner, view.as_fd(), &two.index, &reader_of_two).unwrap();
+    assert_eq!(list(&merged), now);
+    assert_eq!(changes(&scanner, &index), [""; 0]);
+}
+
+#[test]
+fn a_tmpfs_goes_back_and_what_is_mounted_on_it_is_let_be() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    let at = bench.path("memory");
+    let _memory = tmpfs(&at);
+    let _inner = tmpfs(&at.join("inner"));
+    fs::write(at.join("inner/other"), "x").unwrap();
+    let scanner = Scanner::directory(directory(&at).into());
+    shell(&at, "echo 1 >f; mkdir d; echo 1 >d/f; mknod null c 1 3");
+    let (one, reader) = bench.capture_with(&scanner, &Index::default(), 1 << 20);
+    let before = list(&at);
+    shell(&at, "echo 2 >f; rm -r d; rm null; echo g >g");
+    let (two, _) = bench.capture_with(&scanner, &one.index, 1 << 20);
+    assert_eq!(
+        differences(&scanner, &one.tree),
+        ["-d", "-d/f", "~f: content, time", "+g", "-null"]
+    );
+    let mut index = two.index;
+    go(&scanner, scanner.root(), &mut index, &one.tree, &reader).unwrap();
+    assert_eq!(list(&at), before);
+    assert_eq!(differences(&scanner, &one.tree), [""; 0]);
+}
+
+#[test]
+fn how_a_root_differs_from_a_tree_is_told_as_the_container_sees_it() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    let scanner = bench.scanner();
+    bench.turn("echo one >home/f; echo x >home/x; rm etc/a; mkdir home/d; echo 12 >home/same");
+    let (one, _) = bench.capture(&Index::default());
+    assert_eq!(differences(&scanner, &one.tree), [""; 0]);
+    // Opened for writing, or written with the same bytes at the same time: no difference.
+    bench.turn(
+        ": >>etc/b; : >home/gone; rm home/gone; touch -r home/same /tmp/crab-same.$$; \
+                echo 12 >home/same; touch -r /tmp/crab-same.$$ home/same; rm /tmp/crab-same.$$",
+    );
+    assert_eq!(differences(&scanner, &one.tree), [""; 0]);
+    bench.turn(
+        "time=$(stat -c %y home/f); echo two >home/f; touch -d \"$time\" home/f; chmod 600 home/x; \
+         echo a >etc/a; rm etc/b; rmdir home/d; touch -d 2000-01-01 home/same; echo n >home/new",
+    );
+    assert_eq!(
+        differences(&scanner, &one.tree),
+        [
+            "+etc/a",
+            "-etc/b",
+            "-home/d",
+            "~home/f: content",
+            "+home/new",
+            "~home/same: time",
+            "~home/x: mode"
+        ]
+    );
+}
