@@ -133,6 +133,9 @@ impl Publication {
     ) -> Result<ProcessRef> {
         let mut extra = BTreeMap::new();
         extra.insert(PLACES.into(), serde_json::to_string(&image.places)?);
+        if let Some(portraits) = &image.portraits {
+            extra.insert(PORTRAITS.into(), serde_json::to_string(portraits)?);
+        }
         if !image.pipes.is_empty() {
             extra.insert(PIPES.into(), serde_json::to_string(&image.pipes)?);
         }
@@ -160,6 +163,9 @@ impl Publication {
         })
     }
 }
+
+/// Where a process image notes what it holds, to be compared later.
+pub(crate) const PORTRAITS: &str = "portraits";
 
 /// Where a process image notes in which calls its threads were blocked.
 pub(crate) const PLACES: &str = "places";

@@ -23,6 +23,7 @@ mod holds;
 mod keep_alive;
 mod listening;
 mod places;
+mod portrait;
 mod read;
 
 use std::{
@@ -40,6 +41,7 @@ pub use self::{
     keep_alive::KeepAlive,
     listening::Listening,
     places::Places,
+    portrait::{MemoryDigest, MemoryVerdict, Portraits, ProcessDifference, ProcessDifferenceKind},
 };
 use self::{places::NO_CALL, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, anyhow};
 use crab_runtime::{
     files::Staged,
-    procs::{Content, Places, Set},
+    procs::{Content, Places, Portraits, Set},
 };
 use crab_store::{Class, Cost};
 
@@ -165,6 +165,17 @@ impl Capture {
         let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;
         drop(still);
         self.known.base = base;
+        if let Some(StagedImage {
+            portraits: Some(portraits),
+            ..
+        }) = &mut half.image
+        {
+            // None of them has gone on in between.
+            let after = self.known.baseline.as_ref().and_then(Baseline::content);
+            let held = held.as_ref().or(after);
+            let unread = || "they ran on, or could not be compared".to_string();
+            portraits.add_memory(held.ok_or_else(unread));
+        }
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
             (_, Some(image)) => StagedProcesses::Image(image),
@@ -222,11 +233,15 @@ impl Capture {
         match written {
             Ok(dumped) => {
                 half.degraded = self.left_out();
+                let portraits = Portraits::of(set).inspect_err(|error| {
+                    tracing::warn!(%error, "what the image holds cannot be compared later");
+                });
                 half.image = Some(StagedImage {
                     dir: dumped.dir,
                     remainder: dumped.remainder,
                     processes: entries(set),
                     places: places.clone(),
+                    portraits: portraits.ok(),
                     pipes: pipes::shared_with(set, self.init),
                     criu,
                 });

@@ -42,7 +42,7 @@ use crab_runtime::{
     cgroup::Cgroup,
     criu::Remainder,
     files::Staged,
-    procs::{KeepAlive, Places, Set},
+    procs::{KeepAlive, Places, Portraits, Set},
 };
 use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects};
 use tokio::runtime::Handle;
@@ -118,6 +118,8 @@ pub(crate) struct StagedImage {
     pub(crate) remainder: Remainder,
     pub(crate) processes: Vec<ProcessEntry>,
     pub(crate) places: Places,
+    /// What a later look compares with.
+    pub(crate) portraits: Option<Portraits>,
     pub(crate) pipes: Vec<SharedPipe>,
     pub(crate) criu: String,
 }

@@ -81,6 +81,11 @@ impl<'a> Making<'a> {
 }
 
 impl Pair {
+    /// With the time, and without.
+    pub(super) fn digests(&self) -> (Digest, Digest) {
+        (self.exact, self.timeless)
+    }
+
     /// Whether it is the same but for the time.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.exact == other.exact || self.timeless == other.timeless

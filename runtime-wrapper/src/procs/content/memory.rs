@@ -18,6 +18,7 @@
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, path::Path};
 
 use super::{
+    super::portrait::MemoryDigest,
     areas::Area,
     clock::Clock,
     digests::{Hash, Making, Pair},
@@ -48,6 +49,15 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn is(&self, before: &Self) -> bool {
         self.pages == before.pages && self.near_stacks.is(&before.near_stacks)
+    }
+
+    pub(super) fn digest(&self) -> MemoryDigest {
+        let (near_stacks, timeless) = self.near_stacks.digests();
+        MemoryDigest {
+            pages: self.pages,
+            near_stacks,
+            timeless,
+        }
     }
 }
 

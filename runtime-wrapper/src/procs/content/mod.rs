@@ -48,7 +48,7 @@ use self::{
     registers::Registers,
     stop::Stopped,
 };
-use super::{Process, Set};
+use super::{Process, Set, portrait::MemoryDigest};
 use crate::{
     cgroup::{Cgroup, CgroupError, Frozen},
     stat::{self, Stat},
@@ -223,6 +223,16 @@ impl Content {
         (!all.is_empty()).then(|| Changed(all.join("; ")))
     }
 
+    /// What is in the memory of one of them.
+    pub(super) fn memory_of(&self, key: (i32, u64)) -> Option<MemoryDigest> {
+        self.processes.get(&key).map(|held| held.memory.digest())
+    }
+
+    /// What several may share.
+    pub(super) fn shared(&self) -> impl Iterator<Item = Digest> {
+        self.shared.values().copied()
+    }
+
     fn read<'a>(
         stopped: &Stopped,
         processes: impl Iterator<Item = &'a Process>,
@@ -251,7 +261,7 @@ impl Content {
 
 /// What the kernel knows of a file by itself. A file system whose server is in the sandbox, and
 /// frozen, would have whoever asks it wait.
-fn look(path: &Path) -> io::Result<Statx> {
+pub(super) fn look(path: &Path) -> io::Result<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
     Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted)?)
 }
