@@ -22,8 +22,8 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Client, ImageLayers, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore,
-    SandboxWriter, Store,
+    Client, Digest, ImageLayers, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore,
+    SandboxWriter, Store, TmpfsImage,
 };
 
 use crate::{
@@ -269,25 +269,30 @@ pub(crate) fn stage_processes(
     let Some(processes) = manifest.processes else {
         return Ok(None);
     };
-    let image = reader.process_image(processes.digest)?;
+    let mut image = reader.process_image(processes.digest)?;
+    // What CRIU keeps of a tmpfs has no more than whole seconds of its times, and may be older
+    // than the file image.
+    let tree_of = |tmpfs: &TmpfsImage| {
+        let mut trees = manifest.files.tmpfs.iter();
+        trees.find(|tree| tree.mount == tmpfs.mount)
+    };
+    let ours: Vec<(PathBuf, Digest)> = image
+        .tmpfs_images
+        .iter()
+        .filter_map(|tmpfs| Some((dir.join(&tmpfs.image), tree_of(tmpfs)?.tree)))
+        .collect();
+    image
+        .files
+        .retain(|file| !ours.iter().any(|(path, _)| *path == dir.join(&file.name)));
     if dir.exists() {
         fs::remove_dir_all(dir)?;
     }
     make_private_dir(dir)?;
     criu::materialise(&image, reader, dir)?;
-    // A tmpfs that CRIU has left out of the process image, or of which the file image is newer.
-    for tmpfs in &image.tmpfs_images {
-        let mut trees = manifest.files.tmpfs.iter();
-        let Some(tree) = trees.find(|tree| tree.mount == tmpfs.mount) else {
-            continue;
-        };
-        let path = dir.join(&tmpfs.image);
-        let same = image.extra.get(&tree_key(&tmpfs.mount)) == Some(&tree.tree.to_string());
-        if !same || !path.exists() {
-            let file =
-                fs::File::create(&path).with_context(|| format!("write {}", path.display()))?;
-            crab_runtime::files::write_tmpfs_archive(&reader.tree(tree.tree)?, reader, file)?;
-        }
+    for (path, tree) in ours {
+        let file =
+            fs::File::create_new(&path).with_context(|| format!("write {}", path.display()))?;
+        crab_runtime::files::write_tmpfs_archive(&reader.tree(tree)?, reader, file)?;
     }
     let pipes: Vec<SharedPipe> = match image.extra.get(PIPES) {
         Some(text) => serde_json::from_str(text)?,
@@ -302,8 +307,3 @@ pub(crate) fn stage_processes(
 
 /// Where a process image notes the pipes that it shares with the shim.
 pub(crate) const PIPES: &str = "pipes";
-
-/// Under which key a process image notes the tree that a tmpfs had with it.
-pub(crate) fn tree_key(mount: &[u8]) -> String {
-    format!("tree:{}", crab_store::escape(mount))
-}

@@ -18,7 +18,7 @@ use crab_store::{
 
 use crate::{
     capture::{StagedCheckpoint, StagedImage, StagedProcesses},
-    history::{PIPES, tree_key},
+    history::PIPES,
     sandbox::unix_ms,
 };
 
@@ -69,7 +69,7 @@ impl Publication {
         let processes = match std::mem::replace(&mut self.staged.processes, StagedProcesses::None) {
             StagedProcesses::Kept => self.parent.as_ref().and_then(|parent| parent.processes),
             StagedProcesses::None => None,
-            StagedProcesses::Image(image) => Some(self.image(&image, &files, &mut pack)?),
+            StagedProcesses::Image(image) => Some(self.image(&image, &mut pack)?),
         };
         if kept && self.degraded.is_none() {
             // What the older one lacks, this one lacks too.
@@ -125,12 +125,7 @@ impl Publication {
         Some((image, reader))
     }
 
-    fn image(
-        &self,
-        image: &StagedImage,
-        files: &FileImage,
-        pack: &mut crab_store::PackWriter,
-    ) -> Result<ProcessRef> {
+    fn image(&self, image: &StagedImage, pack: &mut crab_store::PackWriter) -> Result<ProcessRef> {
         let mut extra = BTreeMap::new();
         extra.insert(PLACES.into(), serde_json::to_string(&image.places)?);
         if let Some(portraits) = &image.portraits {
@@ -138,9 +133,6 @@ impl Publication {
         }
         if !image.pipes.is_empty() {
             extra.insert(PIPES.into(), serde_json::to_string(&image.pipes)?);
-        }
-        for tmpfs in &files.tmpfs {
-            extra.insert(tree_key(&tmpfs.mount), tmpfs.tree.to_string());
         }
         image.remainder.complete(&image.dir)?;
         let before = self.image_before();
