@@ -32,6 +32,7 @@ A first walk:
   crab show demo 1               turn 1 in detail
   crab diff -u demo 0 1          what differs between the ends of two turns
   crab rollback demo --turn 0    as if it had never been
+  crab verify demo               whether it is as the checkpoint has it
   crab doctor                    whether this host has what Crab needs
 With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
 
@@ -45,7 +46,7 @@ Exit codes:
   2  wrong usage
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
-  5  diff --exit-code: the two states differ
+  5  verify, diff --exit-code: the two states differ
 An error is one line on standard error: `crab: WHAT: WHY; WHAT TO DO`.
 
 Files:
@@ -170,6 +171,28 @@ pub(crate) enum Command {
         /// The turn at whose end the sandbox was as it shall be
         #[arg(long, value_name = "TURN", value_parser = turn)]
         turn: TurnId,
+    },
+    /// Say whether a live sandbox is as a checkpoint has it
+    ///
+    /// Reads every file anew, also those in memory (tmpfs), and looks at the
+    /// processes: which there are, what they have open, what is in their memory.
+    /// Each difference is a line: what is there now and was not (+), was there and
+    /// is not (-), or is another (~). It may well differ: what has run since the
+    /// checkpoint has changed things. The sandbox stands still for a moment, and
+    /// nothing in it is changed.
+    ///
+    /// Ends with 0 if all is the same, and with 5 if not. What memory held is
+    /// only known of processes that could be compared when the checkpoint was
+    /// taken; of others it says so, and does not count them as different.
+    Verify {
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// Compare with the end of this turn; without it, with the newest
+        /// checkpoint
+        #[arg(long, value_name = "TURN", value_parser = turn)]
+        turn: Option<TurnId>,
     },
     /// Bring a sandbox back whose container or shim has died
     ///

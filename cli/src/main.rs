@@ -30,6 +30,7 @@ mod show;
 mod starter;
 mod turn;
 mod turns;
+mod verify;
 
 use std::{
     io::{ErrorKind, Write},
@@ -76,17 +77,15 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 exit_code,
             } => {
                 let (text, differ) = diff::run(&context()?, &sandbox, a, b, unified)?;
-                let end = if differ && exit_code {
-                    Code::Differ.into()
-                } else {
-                    ExitCode::SUCCESS
-                };
-                return Ok((text, end));
+                return Ok(unless_same((text, !(differ && exit_code))));
             }
             Command::Turn(hint) => turn::run(&context()?, hint).await?,
             Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
             Command::Rollback { sandbox, turn } => {
                 rollback::run(&context()?, &sandbox, turn).await?
+            }
+            Command::Verify { sandbox, turn } => {
+                return Ok(unless_same(verify::run(&context()?, &sandbox, turn).await?));
             }
             Command::Restore { sandbox, turn } => restore::run(&context()?, &sandbox, turn).await?,
             Command::Doctor => {
@@ -101,6 +100,16 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
         };
         Ok((text, ExitCode::SUCCESS))
     })
+}
+
+/// What was compared ends with a code of its own where it differs.
+fn unless_same((text, same): (String, bool)) -> (String, ExitCode) {
+    let end = if same {
+        ExitCode::SUCCESS
+    } else {
+        Code::Differ.into()
+    };
+    (text, end)
 }
 
 fn print(text: &str) -> Result<(), CliError> {

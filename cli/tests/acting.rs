@@ -100,7 +100,71 @@ impl sandbox_ttrpc::Sandbox for Shim {
             ..Default::default()
         })
     }
+
+    async fn verify(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        request: VerifyRequest,
+    ) -> ttrpc::Result<Verification> {
+        self.refusal()?;
+        Ok(match request.has_turn {
+            true => unlike(),
+            false => Verification {
+                checkpoint: 6,
+                same: true,
+                paths: 12,
+                memory: "same".to_owned(),
+                took_us: 7_000,
+                ..Default::default()
+            },
+        })
+    }
 }
+
+/// What is told of a sandbox that is not as it was.
+fn unlike() -> Verification {
+    Verification {
+        checkpoint: 2,
+        paths: 12,
+        paths_differing: 3,
+        differences: vec![
+            PathDifference {
+                path: "/root/f\u{7}".to_owned(),
+                change: "changed".to_owned(),
+                kind: "file".to_owned(),
+                what: "content".to_owned(),
+                ..Default::default()
+            },
+            PathDifference {
+                path: "/root/d".to_owned(),
+                change: "removed".to_owned(),
+                kind: "dir".to_owned(),
+                ..Default::default()
+            },
+        ],
+        processes: 1,
+        process_differences: vec![ProcessDifference {
+            pid: 7,
+            comm: "python3".to_owned(),
+            change: "changed".to_owned(),
+            what: vec!["parent: 1 -> 3".to_owned(), "memory".to_owned()],
+            ..Default::default()
+        }],
+        memory: "differs".to_owned(),
+        degraded: "files only: no criu".to_owned(),
+        took_us: 9_000,
+        ..Default::default()
+    }
+}
+
+const UNLIKE: &str = "\
+default/demo has changed since checkpoint 2 (12 paths, 1 processes, memory differs; 9.0 ms)
+the checkpoint has files only: no criu
+~ /root/f\\u{7}: content
+- /root/d (dir)
+and 1 more paths
+~ process 7 (python3): parent: 1 -> 3; memory
+";
 
 /// A host on which the sandbox default/demo is alive.
 struct Alive {
@@ -233,6 +297,26 @@ fn a_rollback_asks_for_the_turn_and_says_which_checkpoint_it_was() {
         .error(3);
     assert!(error.contains("has no turn 77"), "{error}");
     assert_eq!(*alive.shim.asked.lock().unwrap(), [5, 2]);
+}
+
+#[test]
+fn what_differs_from_a_checkpoint_is_told_and_is_the_exit_code() {
+    let alive = Alive::new();
+    assert_eq!(
+        alive.host.crab(&["verify", "demo"]).ok(),
+        "default/demo is as at checkpoint 6 (12 paths, 0 processes, memory same; 7.0 ms)\n"
+    );
+    let said = alive.host.crab(&["verify", "demo", "--turn", "2"]);
+    assert_eq!(
+        (said.code, said.out.as_str(), said.err.as_str()),
+        (5, UNLIKE, "")
+    );
+    let said = alive
+        .host
+        .crab(&["verify", "demo", "--turn", "2", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((said.code, &json["same"]), (5, &false.into()));
+    assert_eq!(json["process_differences"][0]["what"][1], "memory");
 }
 
 #[test]

@@ -217,6 +217,25 @@ impl Crab {
         ])
     }
 
+    /// `crab verify`: what differs from the end of a turn, or from the newest checkpoint.
+    pub fn verify(&self, sandbox: &Sandbox, turn: Option<u64>) -> Result<Value> {
+        let (id, turn) = (sandbox.sandbox_id(), turn.map(|turn| turn.to_string()));
+        let mut args = vec!["verify", &id, "--json"];
+        if let Some(turn) = &turn {
+            args.extend(["--turn", turn]);
+        }
+        let said = self.run(&args)?;
+        let found: Value = serde_json::from_str(&said.stdout)
+            .with_context(|| format!("{} printed {}{}", said.command, said.stdout, said.stderr))?;
+        let same = found["same"] == true;
+        ensure!(
+            said.status == if same { 0 } else { 5 },
+            "{}: {found}",
+            said.status
+        );
+        Ok(found)
+    }
+
     /// `crab rollback`, which has to refuse.
     pub fn rollback_refusal(&self, sandbox: &Sandbox, turn: u64) -> Result<Refusal> {
         let (id, turn) = (sandbox.sandbox_id(), turn.to_string());

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Sandbox service: what `crab` asks of a shim.
 
+mod verification;
+
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use crab_api::{
     sandbox::{
         BeginTurnRequest, CheckpointRequest, CheckpointResponse, EndTurnRequest, RollbackRequest,
-        RollbackResponse, SandboxStatus, StatusRequest, TurnHinted,
+        RollbackResponse, SandboxStatus, StatusRequest, TurnHinted, Verification, VerifyRequest,
     },
     sandbox_ttrpc::Sandbox,
 };
 use crab_store::{MAX_META, MAX_META_NAME, MAX_META_VALUE, TurnId};
-use std::collections::HashMap;
-
 use ttrpc::{Code, r#async::TtrpcContext, error::Result};
 
 use crate::{
@@ -126,6 +128,17 @@ impl Sandbox for Control {
             took_us: micros(done.took),
             ..Default::default()
         })
+    }
+
+    async fn verify(&self, _: &TtrpcContext, req: VerifyRequest) -> Result<Verification> {
+        let container = self.containers.named(&req.id)?;
+        running(&container)?;
+        let turn = req.has_turn.then_some(TurnId(req.turn));
+        let done = turns(&container)?
+            .verify(turn)
+            .await
+            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        Ok(verification::told(done))
     }
 
     async fn begin_turn(&self, _: &TtrpcContext, req: BeginTurnRequest) -> Result<TurnHinted> {

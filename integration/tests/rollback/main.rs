@@ -7,6 +7,7 @@ mod going_back;
 mod identity;
 mod refused;
 mod server;
+mod verified;
 
 use std::{collections::BTreeSet, time::Duration};
 

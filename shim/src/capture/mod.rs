@@ -27,7 +27,9 @@ mod frozen;
 mod lasting;
 mod mark;
 mod roots;
+mod standing;
 mod take;
+mod verify;
 
 use std::{
     fs,
@@ -49,7 +51,12 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::mark::Known;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
-pub(crate) use self::{baseline::Baseline, dump::can_dump, lasting::Lasting};
+pub(crate) use self::{
+    baseline::Baseline,
+    dump::can_dump,
+    lasting::Lasting,
+    verify::{MountDifference, Verification},
+};
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},
     pipes::SharedPipe,

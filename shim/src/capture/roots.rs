@@ -95,7 +95,11 @@ impl Scans {
 impl Root {
     /// Those of the container's paths that lie in this root, relative to it. `mounts`
     /// are the roots that are mounted on others.
-    fn within(&self, paths: &BTreeSet<Vec<u8>>, mounts: &[Vec<u8>]) -> BTreeSet<Vec<u8>> {
+    pub(super) fn within(
+        &self,
+        paths: &BTreeSet<Vec<u8>>,
+        mounts: &[Vec<u8>],
+    ) -> BTreeSet<Vec<u8>> {
         let own = self.mount.as_deref().map(inside);
         paths
             .iter()
@@ -134,7 +138,7 @@ fn below<'a>(path: &'a [u8], dir: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// The path in the container of what lies in a root.
-fn in_container(mount: Option<&Path>, path: &[u8]) -> Vec<u8> {
+pub(super) fn in_container(mount: Option<&Path>, path: &[u8]) -> Vec<u8> {
     let mut whole = mount.map_or_else(Vec::new, |mount| {
         mount.as_os_str().as_encoded_bytes().to_vec()
     });
@@ -148,13 +152,15 @@ fn in_container(mount: Option<&Path>, path: &[u8]) -> Vec<u8> {
 /// Whether a change at `path` changes something that is held: the path itself, or,
 /// where it is gone or is something else, anything below it.
 fn touches(change: &Change, held: &BTreeSet<Vec<u8>>) -> bool {
-    if change.kind == ChangeKind::Added {
-        return false;
-    }
-    let mut prefix = change.path.clone();
-    if held.contains(&prefix) {
+    change.kind != ChangeKind::Added && held_below(&change.path, held)
+}
+
+/// Whether a path, or anything below it, is held.
+pub(super) fn held_below(path: &[u8], held: &BTreeSet<Vec<u8>>) -> bool {
+    if held.contains(path) {
         return true;
     }
+    let mut prefix = path.to_vec();
     // A directory that is only changed still holds what it held, unless it hides
     // what is below it; which of both it is, is not worth a wrong no.
     prefix.push(b'/');
@@ -164,7 +170,7 @@ fn touches(change: &Change, held: &BTreeSet<Vec<u8>>) -> bool {
 }
 
 impl Capture {
-    fn mounts(&self) -> Vec<Vec<u8>> {
+    pub(super) fn mounts(&self) -> Vec<Vec<u8>> {
         self.roots
             .iter()
             .filter_map(|root| root.mount.as_deref().map(inside))

@@ -25,7 +25,7 @@ pub(super) struct Look {
 }
 
 /// Whether nothing that concerns files was counted in between.
-fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
+pub(super) fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
     match (before, after) {
         (Some(before), Some(after)) => {
             before.instance == after.instance

@@ -28,6 +28,7 @@ mod record;
 mod rollback;
 mod stdin;
 mod task;
+mod verify;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -44,7 +45,9 @@ use tokio::{
 
 pub(crate) use self::hint::Meta;
 use self::task::Task;
-use crate::{history::Beginning, sandbox::Container, still::Still, tracer::Tracer};
+use crate::{
+    capture::Verification, history::Beginning, sandbox::Container, still::Still, tracer::Tracer,
+};
 
 /// What CRIU is told of the surroundings, for dumps and restores of ours.
 pub(crate) fn criu_options(terminal: bool) -> CheckpointOptions {
@@ -74,6 +77,15 @@ pub(crate) struct RolledBack {
     pub(crate) processes: bool,
     pub(crate) pid: i32,
     pub(crate) took: Duration,
+}
+
+/// A sandbox that was compared with a checkpoint.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    pub(crate) checkpoint: TurnId,
+    /// What that lacks.
+    pub(crate) degraded: Option<String>,
+    pub(crate) verification: Verification,
 }
 
 enum Message {
@@ -119,6 +131,8 @@ enum Message {
     },
     Checkpoint(oneshot::Sender<Result<Checkpointed>>),
     Rollback(TurnId, oneshot::Sender<Result<RolledBack>>),
+    /// With the end of this turn, or else with the newest checkpoint.
+    Verify(Option<TurnId>, oneshot::Sender<Result<Verified>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -289,6 +303,11 @@ impl Turns {
     /// Brings the live sandbox back to the end of a turn.
     pub(crate) async fn roll_back(&self, turn: TurnId) -> Result<RolledBack> {
         self.ask(|reply| Message::Rollback(turn, reply)).await
+    }
+
+    /// Compares the live sandbox with the end of a turn, or with its newest checkpoint.
+    pub(crate) async fn verify(&self, turn: Option<TurnId>) -> Result<Verified> {
+        self.ask(|reply| Message::Verify(turn, reply)).await
     }
 
     /// Ends the watch, and waits until everything staged is published.

@@ -332,6 +332,9 @@ impl Task {
             Message::Rollback(turn, reply) => {
                 let _ = reply.send(self.roll_back(turn).await);
             }
+            Message::Verify(turn, reply) => {
+                let _ = reply.send(self.verify(turn).await);
+            }
             Message::Close(_) => {}
         }
     }
