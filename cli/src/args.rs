@@ -46,7 +46,7 @@ Exit codes:
   2  wrong usage
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
-  5  verify, diff --exit-code: the two states differ
+  5  verify, rollback --verify, diff --exit-code: the two states differ
 An error is one line on standard error: `crab: WHAT: WHY; WHAT TO DO`.
 
 Files:
@@ -163,6 +163,10 @@ pub(crate) enum Command {
     /// and stays running for containerd and Docker. What reached the network or
     /// a bind mount is not undone. The turns in between stay in the history,
     /// and can be gone back to as well.
+    ///
+    /// Where its processes are still those of the checkpoint, they go on and only
+    /// files are put back (warm). Otherwise all are ended, and those of the
+    /// checkpoint restored (cold): then the answer says why.
     Rollback {
         /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
         /// name of a Docker container
@@ -171,6 +175,13 @@ pub(crate) enum Command {
         /// The turn at whose end the sandbox was as it shall be
         #[arg(long, value_name = "TURN", value_parser = turn)]
         turn: TurnId,
+        /// Compare the sandbox with the checkpoint afterwards, as verify does;
+        /// end with 5 if they differ
+        #[arg(long)]
+        verify: bool,
+        /// End the processes, also where they could go on
+        #[arg(long)]
+        cold: bool,
     },
     /// Say whether a live sandbox is as a checkpoint has it
     ///

@@ -86,6 +86,7 @@ mod tests {
             checkpoint: TurnId(0),
             processes: false,
             took_us: 0,
+            warm: false,
         })
     }
 

@@ -81,8 +81,15 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
             }
             Command::Turn(hint) => turn::run(&context()?, hint).await?,
             Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
-            Command::Rollback { sandbox, turn } => {
-                rollback::run(&context()?, &sandbox, turn).await?
+            Command::Rollback {
+                sandbox,
+                turn,
+                verify,
+                cold,
+            } => {
+                let wish = rollback::Wish { turn, verify, cold };
+                let done = rollback::run(&context()?, &sandbox, wish).await?;
+                return Ok(unless_same(done));
             }
             Command::Verify { sandbox, turn } => {
                 return Ok(unless_same(verify::run(&context()?, &sandbox, turn).await?));

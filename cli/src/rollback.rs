@@ -10,10 +10,20 @@ use crate::{
     context::Context,
     error::CliError,
     live::{Live, WORK_TIMEOUT, refusal},
-    output::duration,
+    output::{duration, visible},
+    verify::Compared,
 };
 
 const WHAT: &str = "roll back";
+
+/// What is wanted.
+pub(crate) struct Wish {
+    pub(crate) turn: TurnId,
+    /// Compare afterwards.
+    pub(crate) verify: bool,
+    /// Whether the processes are to be replaced in any case.
+    pub(crate) cold: bool,
+}
 
 /// What a rollback or a restore did.
 #[derive(Serialize)]
@@ -23,17 +33,36 @@ pub(crate) struct Back {
     /// The checkpoint that was brought back: that of the turn itself, or the
     /// one that held its state.
     pub(crate) checkpoint: TurnId,
-    /// Whether processes were restored, or init started again.
+    /// Whether the checkpoint holds processes, or its init is all.
     pub(crate) processes: bool,
     pub(crate) pid: u32,
     pub(crate) took_us: u64,
 }
 
+/// What a rollback did, with how.
+#[derive(Serialize)]
+struct RolledBack {
+    #[serde(flatten)]
+    back: Back,
+    /// Its processes went on, and only files were put back.
+    warm: bool,
+    /// Why not.
+    cold_because: Option<String>,
+    /// What of the time the checkpoint of the state before took.
+    secured_us: u64,
+    /// For how long the sandbox stood still.
+    stood_us: u64,
+    /// If it was compared with the checkpoint afterwards.
+    verified: Option<Compared>,
+}
+
+/// The text, and whether the sandbox is as it should be, as far as that was asked.
 pub(crate) async fn run(
     context: &Context,
     text_of_id: &str,
-    turn: TurnId,
-) -> Result<String, CliError> {
+    wish: Wish,
+) -> Result<(String, bool), CliError> {
+    let Wish { turn, verify, cold } = wish;
     let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
     let live = Live::require(&context.config, WHAT, &id).await?;
@@ -50,6 +79,8 @@ pub(crate) async fn run(
     let request = RollbackRequest {
         turn: turn.0,
         id: id.id().into(),
+        verify,
+        cold,
         ..Default::default()
     };
     let timeout = context::with_duration(WORK_TIMEOUT);
@@ -58,24 +89,52 @@ pub(crate) async fn run(
         .rollback(timeout, &request)
         .await
         .map_err(|error| refusal(WHAT, &id, &error))?;
-    let done = Back {
-        sandbox: id,
-        turn,
-        checkpoint: TurnId(done.checkpoint),
-        processes: done.processes,
-        pid: done.pid,
-        took_us: done.took_us,
+    let done = RolledBack {
+        back: Back {
+            sandbox: id,
+            turn,
+            checkpoint: TurnId(done.checkpoint),
+            processes: done.processes,
+            pid: done.pid,
+            took_us: done.took_us,
+        },
+        warm: done.warm,
+        cold_because: Some(done.cold_because).filter(|why| !why.is_empty()),
+        secured_us: done.secured_us,
+        stood_us: done.stood_us,
+        verified: done.verification.into_option().map(Compared::from),
     };
-    context.answer(&done, |done| {
-        format!(
-            "{} is back at turn {} (checkpoint {}, {}) after {}\n",
-            done.sandbox,
-            done.turn,
-            done.checkpoint,
-            with(done.processes),
-            duration(done.took_us)
-        )
-    })
+    let as_asked = done.verified.as_ref().is_none_or(|it| it.same);
+    Ok((context.answer(&done, text)?, as_asked))
+}
+
+fn text(done: &RolledBack) -> String {
+    let Back {
+        sandbox,
+        turn,
+        checkpoint,
+        processes,
+        took_us,
+        ..
+    } = &done.back;
+    let how = if done.warm {
+        "warm: files alone"
+    } else if *processes {
+        "cold: files and processes"
+    } else {
+        "cold: files, init started again"
+    };
+    let mut text = format!(
+        "{sandbox} is back at turn {turn} (checkpoint {checkpoint}, {how}) after {}\n",
+        duration(*took_us)
+    );
+    if let Some(why) = &done.cold_because {
+        text.push_str(&format!("cold, as {}\n", visible(why)));
+    }
+    if let Some(compared) = &done.verified {
+        text.push_str(&compared.text(sandbox));
+    }
+    text
 }
 
 /// What was brought back, in words.

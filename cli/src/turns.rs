@@ -246,7 +246,9 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
             row[1] = verb.to_owned();
             row[2] = format!("back to turn {}", back.asked);
             row[5] = back.checkpoint.to_string();
-            let with = if back.processes {
+            let with = if back.warm {
+                "files under its processes"
+            } else if back.processes {
                 "files and processes"
             } else {
                 "files"

@@ -97,6 +97,13 @@ impl sandbox_ttrpc::Sandbox for Shim {
             processes: true,
             pid: 99,
             took_us: 85_000,
+            warm: !request.cold,
+            cold_because: if request.cold {
+                "it was asked for".to_owned()
+            } else {
+                String::new()
+            },
+            verification: request.verify.then(unlike).into(),
             ..Default::default()
         })
     }
@@ -282,7 +289,7 @@ fn a_rollback_asks_for_the_turn_and_says_which_checkpoint_it_was() {
     let alive = Alive::new();
     assert_eq!(
         alive.host.crab(&["rollback", "demo", "--turn", "5"]).ok(),
-        "default/demo is back at turn 5 (checkpoint 2, files and processes) after 85 ms\n"
+        "default/demo is back at turn 5 (checkpoint 2, warm: files alone) after 85 ms\n"
     );
     let json = alive
         .host
@@ -290,13 +297,23 @@ fn a_rollback_asks_for_the_turn_and_says_which_checkpoint_it_was() {
         .json();
     assert_eq!(json["checkpoint"], 2);
     assert_eq!(json["pid"], 99);
+    assert_eq!(
+        (&json["warm"], &json["cold_because"]),
+        (&true.into(), &().into())
+    );
+    let cold = ["rollback", "demo", "--turn", "2", "--cold"];
+    assert_eq!(
+        alive.host.crab(&cold).ok(),
+        "default/demo is back at turn 2 (checkpoint 2, cold: files and processes) after 85 ms\n\
+         cold, as it was asked for\n"
+    );
     // What cannot exist is not even asked for.
     let error = alive
         .host
         .crab(&["rollback", "demo", "--turn", "77"])
         .error(3);
     assert!(error.contains("has no turn 77"), "{error}");
-    assert_eq!(*alive.shim.asked.lock().unwrap(), [5, 2]);
+    assert_eq!(*alive.shim.asked.lock().unwrap(), [5, 2, 2]);
 }
 
 #[test]
@@ -317,6 +334,12 @@ fn what_differs_from_a_checkpoint_is_told_and_is_the_exit_code() {
     let json: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!((said.code, &json["same"]), (5, &false.into()));
     assert_eq!(json["process_differences"][0]["what"][1], "memory");
+    // Back, and not as it should be: that is said aloud.
+    let said = alive
+        .host
+        .crab(&["rollback", "demo", "--turn", "2", "--verify"]);
+    assert_eq!(said.code, 5, "{}", said.err);
+    assert!(said.out.ends_with(UNLIKE), "{}", said.out);
 }
 
 #[test]

@@ -217,6 +217,31 @@ impl Crab {
         ])
     }
 
+    /// `crab rollback --cold`: with other processes.
+    pub fn rollback_cold(&self, sandbox: &Sandbox, turn: u64) -> Result<Value> {
+        let (id, turn) = (sandbox.sandbox_id(), turn.to_string());
+        let done = self.json(&["rollback", &id, "--turn", &turn, "--cold"])?;
+        ensure!(done["warm"] == false, "{done}");
+        Ok(done)
+    }
+
+    /// `crab rollback --verify`, which has to give what the checkpoint has.
+    pub fn rollback_verified(&self, sandbox: &Sandbox, turn: u64) -> Result<Value> {
+        let (id, turn) = (sandbox.sandbox_id(), turn.to_string());
+        let args = ["rollback", &id, "--turn", &turn, "--verify", "--json"];
+        let said = self.run(&args)?;
+        ensure!(
+            said.status == 0,
+            "{}: {}{}",
+            said.command,
+            said.stdout,
+            said.stderr
+        );
+        let done: Value = serde_json::from_str(&said.stdout)?;
+        ensure!(done["verified"]["same"] == true, "{done}");
+        Ok(done)
+    }
+
     /// `crab verify`: what differs from the end of a turn, or from the newest checkpoint.
     pub fn verify(&self, sandbox: &Sandbox, turn: Option<u64>) -> Result<Value> {
         let (id, turn) = (sandbox.sandbox_id(), turn.map(|turn| turn.to_string()));

@@ -144,7 +144,7 @@ fn the_cgroup_of_a_container_of_docker_is_a_scope_of_systemds() -> Result<()> {
     assert_eq!(cgroup(&sandbox)?, expected);
     crab.turn_of(&sandbox, Class::Files, "echo 1 >/root/f")?;
     // Another init, in a scope of the same name.
-    crab.rollback(&sandbox, 0)?;
+    crab.rollback_cold(&sandbox, 0)?;
     assert_eq!(cgroup(&sandbox)?, expected);
     let turn = crab.turn_of(&sandbox, Class::Files, "echo 2 >/root/f")?;
     ensure!(turn.record.unobserved.is_none(), "{turn:?}");

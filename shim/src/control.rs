@@ -22,7 +22,7 @@ use crate::{
     containers::Containers,
     sandbox::Container,
     task::refuse,
-    turns::{Meta, Turns},
+    turns::{Meta, RollbackWish, Turns},
 };
 
 /// The Sandbox service of one shim.
@@ -118,7 +118,11 @@ impl Sandbox for Control {
         let container = self.containers.named(&req.id)?;
         running(&container)?;
         let done = turns(&container)?
-            .roll_back(TurnId(req.turn))
+            .roll_back(RollbackWish {
+                turn: TurnId(req.turn),
+                verify: req.verify,
+                cold: req.cold,
+            })
             .await
             .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
         Ok(RollbackResponse {
@@ -126,6 +130,11 @@ impl Sandbox for Control {
             processes: done.processes,
             pid: done.pid as u32,
             took_us: micros(done.took),
+            warm: done.cold_because.is_none(),
+            cold_because: done.cold_because.unwrap_or_default(),
+            secured_us: micros(done.secured),
+            stood_us: micros(done.stood),
+            verification: done.verified.map(verification::told).into(),
             ..Default::default()
         })
     }

@@ -25,6 +25,7 @@ mod criu_work;
 mod decide;
 mod directories;
 mod exit_note;
+mod fault;
 mod history;
 mod idle;
 mod info;

@@ -146,6 +146,7 @@ mod tests {
             checkpoint: TurnId(to),
             processes: false,
             took_us: 0,
+            warm: false,
         })
     }
 

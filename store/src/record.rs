@@ -259,10 +259,17 @@ pub struct RollbackRecord {
     pub asked: TurnId,
     /// The checkpoint that was brought back.
     pub checkpoint: TurnId,
-    /// Whether a process image was restored, or init started anew.
+    /// Whether the checkpoint holds processes, or its init is all.
     pub processes: bool,
     /// How long it took, in microseconds.
     pub took_us: u64,
+    /// The processes went on, and only files were put back.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub warm: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// A checkpoint that could not be taken.

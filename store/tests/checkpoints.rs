@@ -348,6 +348,7 @@ fn history_survives_its_writer() {
         checkpoint: TurnId(1),
         processes: false,
         took_us: 4,
+        warm: false,
     };
     writer
         .append(JournalRecord::Rollback(back), Durability::Lazy)

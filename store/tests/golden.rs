@@ -119,6 +119,7 @@ fn records() -> Vec<JournalRecord> {
         checkpoint: TurnId(0),
         processes: true,
         took_us: 2,
+        warm: false,
     };
     let mut turn = turn_record(2);
     turn.unobserved = Some("crabd is gone".to_owned());

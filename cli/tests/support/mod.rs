@@ -158,6 +158,7 @@ impl Host {
                 checkpoint: TurnId(2),
                 processes: false,
                 took_us: 85_000,
+                warm: false,
             }),
         );
         let mut after = turn_record(5, "printf '\u{1b}[2J'", Class::None);

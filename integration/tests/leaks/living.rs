@@ -80,9 +80,10 @@ fn checkpoints_and_rollbacks_cost_a_shim_no_descriptor() -> Result<()> {
     for client in testbed.clients() {
         let sandbox = client.run(DEBIAN, RunOptions::new())?;
         crab.turn_of(&sandbox, Class::Files, "echo 1 >/root/f")?;
-        costs_nothing(&sandbox, "a turn and a rollback", || {
+        costs_nothing(&sandbox, "a turn and two rollbacks", || {
             sandbox.sh_ok("echo 2 >/root/f")?;
             crab.rollback(&sandbox, 1)?;
+            crab.rollback_cold(&sandbox, 0)?;
             Ok(())
         })?;
     }

@@ -134,7 +134,8 @@ fn an_init_that_cannot_be_started_again_leaves_the_sandbox_as_it_was() -> Result
         let one = crab.turn_of(&sandbox, Class::Files, "echo one >/root/f")?;
         crab.turn_of(&sandbox, Class::Files, "echo two >/root/f")?;
         runc.fail(1)?;
-        let refusal = crab.rollback_refusal(&sandbox, one.number())?;
+        let (id, turn) = (sandbox.sandbox_id(), one.number().to_string());
+        let refusal = crab.refusal(&["rollback", &id, "--turn", &turn, "--cold"])?;
         assert_eq!(runc.left()?, 0, "nothing was created: {}", refusal.line);
         assert!(refusal.line.contains("as it was"), "{}", refusal.line);
         assert_eq!(sandbox.state()?, State::Running);

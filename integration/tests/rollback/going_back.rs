@@ -230,7 +230,7 @@ fn cycles_of_exec_checkpoint_and_rollback_go_on_for_ever() -> Result<()> {
                 Class::Full,
                 "pkill -f '^sleep 100'; while pgrep -f '^sleep 100'; do :; done; rm -r /root",
             )?;
-            crab.rollback(&sandbox, turn.number())
+            crab.rollback_verified(&sandbox, turn.number())
                 .with_context(|| format!("cycle {cycle}"))?;
             assert_eq!(sleepers(&sandbox)?, expected, "cycle {cycle}");
             assert_eq!(sandbox.sh_ok("ls /root | wc -l")?, cycle.to_string());

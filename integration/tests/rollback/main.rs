@@ -8,6 +8,7 @@ mod identity;
 mod refused;
 mod server;
 mod verified;
+mod warm;
 
 use std::{collections::BTreeSet, time::Duration};
 

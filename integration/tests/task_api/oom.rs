@@ -96,7 +96,7 @@ fn out_of_memory_is_told_again_after_a_rollback() -> Result<()> {
     };
     sandbox.sh_ok("echo x >/root/x")?;
     // Another init, and maybe another cgroup.
-    crab.rollback(&sandbox, 0)?;
+    crab.rollback_cold(&sandbox, 0)?;
     assert_eq!(sandbox.sh(&format!("exec {EATER}"))?.status, 137);
     let ooms = topics(&events, &sandbox)?;
     let ooms = ooms.iter().filter(|topic| *topic == "/tasks/oom");

@@ -30,6 +30,7 @@ mod roots;
 mod standing;
 mod take;
 mod verify;
+mod warm;
 
 use std::{
     fs,
@@ -56,6 +57,7 @@ pub(crate) use self::{
     dump::can_dump,
     lasting::Lasting,
     verify::{MountDifference, Verification},
+    warm::{Warm, same_processes},
 };
 use crate::{
     decide::{self, ProcessEvidence, ProcessHalf, Seen},

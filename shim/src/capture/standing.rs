@@ -15,7 +15,10 @@ use crab_runtime::{
 };
 
 use super::{Baseline, Capture, evidence::Epoch};
-use crate::still::Still;
+use crate::{
+    decide::{self, ProcessHalf, Seen},
+    still::Still,
+};
 
 /// It stands still for as long as this is there.
 pub(super) struct Standing {
@@ -54,6 +57,48 @@ impl Capture {
             places,
             running,
         })
+    }
+
+    /// Whether the processes that stand still are those of the newest capture, and as they
+    /// were then; else how they differ.
+    ///
+    /// # Errors
+    /// When they do not stand still any more.
+    pub(super) fn as_captured(&self, standing: &Standing) -> Result<Result<(), String>> {
+        let moved = standing.now.since(&standing.before);
+        if moved.started + moved.ended > 0 {
+            return Ok(Err(format!("processes: {moved}")));
+        }
+        let ran = match self.half(&standing.before) {
+            ProcessHalf::Unchanged if standing.now.all_ignored() || standing.have_rested() => {
+                return Ok(Ok(()));
+            }
+            ProcessHalf::Unchanged => "processes that went on until the freeze".into(),
+            ProcessHalf::Ran(ran) => ran,
+            ProcessHalf::Gone(why) | ProcessHalf::Image(why) => return Ok(Err(why)),
+        };
+        let Some(baseline) = &self.known.baseline else {
+            return Ok(Err(ran));
+        };
+        let Standing {
+            frozen,
+            before,
+            now,
+            ..
+        } = standing;
+        let content = self.content(frozen, before, now, baseline.content())?;
+        Ok(match baseline.compare(&ran, &content) {
+            ProcessHalf::Unchanged => Ok(()),
+            ProcessHalf::Gone(why) | ProcessHalf::Ran(why) | ProcessHalf::Image(why) => Err(why),
+        })
+    }
+
+    /// Whether nothing that could have changed a file was counted since the newest capture.
+    pub(super) fn are_files_as_captured(&self, standing: &Standing) -> bool {
+        let effects = standing.effects.clone().ok_or_else(String::new);
+        let unseen = standing.now.writes_unseen() || self.known.unseen;
+        let seen = decide::seen(self.known.base.as_ref(), &effects, unseen);
+        !self.known.owed && seen == Seen::FilesUntouched
     }
 
     /// Whether the processes have done nothing at all since they were last seen.

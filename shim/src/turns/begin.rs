@@ -117,6 +117,7 @@ impl Task {
                 checkpoint: manifest.turn,
                 processes: manifest.processes.is_some(),
                 took_us: now.saturating_sub(request.requested_ms) * 1000,
+                warm: false,
             }));
         }
         let checkpoint = manifest.turn;

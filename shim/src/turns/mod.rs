@@ -29,6 +29,7 @@ mod rollback;
 mod stdin;
 mod task;
 mod verify;
+mod warm;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -70,13 +71,32 @@ pub(crate) struct Checkpointed {
     pub(crate) cost: Cost,
 }
 
+/// What a rollback is to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RollbackWish {
+    /// To the end of this turn.
+    pub(crate) turn: TurnId,
+    /// Compare with its checkpoint afterwards.
+    pub(crate) verify: bool,
+    /// With other processes, also where those that are there could go on.
+    pub(crate) cold: bool,
+}
+
 /// What a rollback did.
 #[derive(Debug)]
 pub(crate) struct RolledBack {
     pub(crate) checkpoint: TurnId,
+    /// The checkpoint holds processes.
     pub(crate) processes: bool,
     pub(crate) pid: i32,
+    /// Why the processes did not just go on; nothing if they did.
+    pub(crate) cold_because: Option<String>,
+    /// How long it took until there was a way back.
+    pub(crate) secured: Duration,
+    /// For how long the sandbox stood still.
+    pub(crate) stood: Duration,
     pub(crate) took: Duration,
+    pub(crate) verified: Option<Verified>,
 }
 
 /// A sandbox that was compared with a checkpoint.
@@ -130,7 +150,7 @@ enum Message {
         reply: oneshot::Sender<Result<TurnId>>,
     },
     Checkpoint(oneshot::Sender<Result<Checkpointed>>),
-    Rollback(TurnId, oneshot::Sender<Result<RolledBack>>),
+    Rollback(RollbackWish, oneshot::Sender<Result<RolledBack>>),
     /// With the end of this turn, or else with the newest checkpoint.
     Verify(Option<TurnId>, oneshot::Sender<Result<Verified>>),
     Close(oneshot::Sender<()>),
@@ -301,8 +321,8 @@ impl Turns {
     }
 
     /// Brings the live sandbox back to the end of a turn.
-    pub(crate) async fn roll_back(&self, turn: TurnId) -> Result<RolledBack> {
-        self.ask(|reply| Message::Rollback(turn, reply)).await
+    pub(crate) async fn roll_back(&self, wish: RollbackWish) -> Result<RolledBack> {
+        self.ask(|reply| Message::Rollback(wish, reply)).await
     }
 
     /// Compares the live sandbox with the end of a turn, or with its newest checkpoint.

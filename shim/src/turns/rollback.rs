@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! 1 checkpoint what is there now      the way back, if anything below fails
+//! warm: where the processes are the checkpoint's own, put back files alone ([`super::warm`])
+//! cold:
 //! 2 stage: image directory, new upper directory       the sandbox runs on
 //! 3 kill, delete, exchange the upper directories      files first
 //! 4 restore by CRIU, or create and start              then processes
@@ -13,10 +15,10 @@
 
 use std::{
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use crab_runtime::{
     files::{Index, Scanner},
     mount::check_unused,
@@ -24,8 +26,9 @@ use crab_runtime::{
 };
 use crab_store::{Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, Tree, TurnId};
 
-use super::{RolledBack, record::Way, task::Task};
+use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
 use crate::{
+    capture::micros,
     container::INIT,
     history::{Images, stage_processes},
     sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
@@ -50,8 +53,9 @@ struct WayBack {
 }
 
 impl Task {
-    /// Rolls back to the end of `turn`.
-    pub(super) async fn roll_back(&mut self, turn: TurnId) -> Result<RolledBack> {
+    /// Rolls back to the end of a turn.
+    pub(super) async fn roll_back(&mut self, wish: RollbackWish) -> Result<RolledBack> {
+        let RollbackWish { turn, verify, cold } = wish;
         let start = Instant::now();
         self.finish_pending().await;
         let store = match &self.history {
@@ -62,56 +66,115 @@ impl Task {
         let wanted = store.checkpoint_of(turn)?;
         self.container.restorable(&wanted).await?;
         let now = self.secure().await?;
+        let secured = start.elapsed();
         let manifest = store.checkpoint_of(turn)?;
         let from = match &self.history {
             Ok(history) => TurnId(history.next.0.saturating_sub(1)),
             Err(reason) => bail!("{reason}"),
         };
-        let (target, way_back) = self.prepare(&store, manifest, now).await?;
+        let (checkpoint, processes) = (manifest.turn, manifest.processes.is_some());
+        let mut verified = Ok(None);
+        let tried = match cold {
+            true => Tried::Cold("it was asked for".into()),
+            false => self.try_warm(&store, &manifest, &now, verify).await?,
+        };
+        let (stood, cold_because) = match tried {
+            Tried::Done {
+                stood,
+                verified: compared,
+            } => {
+                verified = compared;
+                (stood, None)
+            }
+            Tried::Cold(why) => (
+                self.go_cold(&store, manifest.clone(), now).await?,
+                Some(why),
+            ),
+            Tried::Torn(error) => {
+                tracing::error!(error = %format!("{error:#}"), "files are torn; going back");
+                return Err(self.mend(&store, now, error).await);
+            }
+        };
+        let took = start.elapsed();
+        if let Ok(history) = &mut self.history {
+            history.append(JournalRecord::Rollback(RollbackRecord {
+                at_ms: unix_ms(SystemTime::now()),
+                from,
+                asked: turn,
+                checkpoint,
+                processes,
+                took_us: micros(took),
+                warm: cold_because.is_none(),
+            }));
+        }
+        self.tell(|status| status.checkpoint = Some(checkpoint));
+        if verify && cold_because.is_some() {
+            verified = self.compare_with(manifest).await.map(Some);
+        }
+        tracing::info!(
+            turn = turn.0,
+            warm = cold_because.is_none(),
+            cold_because,
+            secured_us = micros(secured),
+            stood_us = micros(stood),
+            took_us = micros(took),
+            "rolled back"
+        );
+        Ok(RolledBack {
+            checkpoint,
+            processes,
+            pid: self.container.processes.init()?.pid(),
+            cold_because,
+            secured,
+            stood,
+            took,
+            verified: verified.context("the sandbox is back, and could not be compared")?,
+        })
+    }
+
+    /// With other processes; tells for how long there were none.
+    async fn go_cold(
+        &mut self,
+        store: &SandboxStore,
+        manifest: Manifest,
+        now: Manifest,
+    ) -> Result<Duration> {
+        let turn = manifest.turn;
+        let (target, way_back) = self.prepare(store, manifest, now).await?;
         let client = self
             .container
             .processes
             .with(INIT, |p| p.client.clone())?
             .context("the container has no stdio")?;
         self.container.processes.replacing()?;
-        let still = Still::stand(self.container.clone());
-        let (checkpoint, processes) = (target.manifest.turn, target.images.is_some());
-        let replaced = self.replace(target, &client).await;
-        match replaced {
-            Ok(pid) => {
-                drop(still);
-                let took = start.elapsed();
-                if let Ok(history) = &mut self.history {
-                    history.append(JournalRecord::Rollback(RollbackRecord {
-                        at_ms: unix_ms(SystemTime::now()),
-                        from,
-                        asked: turn,
-                        checkpoint,
-                        processes,
-                        took_us: took.as_micros() as u64,
-                    }));
-                }
-                self.tell(|status| status.checkpoint = Some(checkpoint));
-                Ok(RolledBack {
-                    checkpoint,
-                    processes,
-                    pid,
-                    took,
-                })
+        let _still = Still::stand(self.container.clone());
+        let start = Instant::now();
+        let Err(error) = self.replace(target, &client).await else {
+            return Ok(start.elapsed());
+        };
+        tracing::error!(turn = turn.0, error = %format!("{error:#}"), "rollback failed; going back");
+        match self.go_back(way_back, &client).await {
+            Ok(()) => Err(error.context("the sandbox is as it was")),
+            Err(again) => {
+                self.container.processes.replace_failed();
+                Err(error.context(format!(
+                    "the sandbox has ended, as it could not be put back either ({again:#}); \
+                     crab restore brings it back"
+                )))
             }
-            Err(error) => {
-                tracing::error!(turn = turn.0, error = %format!("{error:#}"), "rollback failed; going back");
-                match self.go_back(way_back, &client).await {
-                    Ok(()) => Err(error.context("the sandbox is as it was")),
-                    Err(again) => {
-                        self.container.processes.replace_failed();
-                        Err(error.context(format!(
-                            "the sandbox has ended, as it could not be put back either ({again:#}); \
-                             crab restore brings it back"
-                        )))
-                    }
-                }
-            }
+        }
+    }
+
+    /// Makes the sandbox all what it was, whose files are neither as they were nor as they
+    /// should be. Gives the error, with what came of that.
+    async fn mend(&mut self, store: &SandboxStore, now: Manifest, error: Error) -> Error {
+        let turn = now.turn;
+        match self.go_cold(store, now.clone(), now).await {
+            Ok(_) => error.context("the sandbox is as it was"),
+            Err(again) => error.context(format!(
+                "its files are neither as they were nor as they should be, and it could not be \
+                 put back ({again:#}); checkpoint {turn} is as it was"
+            )),
         }
     }
 

@@ -329,8 +329,8 @@ impl Task {
                     let _ = release.await;
                 }
             }
-            Message::Rollback(turn, reply) => {
-                let _ = reply.send(self.roll_back(turn).await);
+            Message::Rollback(wish, reply) => {
+                let _ = reply.send(self.roll_back(wish).await);
             }
             Message::Verify(turn, reply) => {
                 let _ = reply.send(self.verify(turn).await);
