@@ -178,7 +178,7 @@ impl Capture {
         }
         let processes = match (&look.half, half.image) {
             (ProcessHalf::Unchanged, _) => StagedProcesses::Kept,
-            (_, Some(image)) => StagedProcesses::Image(image),
+            (_, Some(image)) => StagedProcesses::Image(Box::new(image)),
             (_, None) => StagedProcesses::None,
         };
         Ok(Taken {

@@ -117,7 +117,7 @@ pub(crate) enum StagedProcesses {
     /// None: the init alone, started again, is all.
     None,
     /// A new image.
-    Image(StagedImage),
+    Image(Box<StagedImage>),
 }
 
 /// What CRIU wrote, and what a restore has to know beside it.
