@@ -152,6 +152,13 @@ pub(crate) enum Command {
     /// Of what has changed since the newest one, also while a turn is open. Where
     /// nothing has, none is taken.
     Checkpoint {
+        /// Tell what a checkpoint could hold now, and why not more; take none
+        ///
+        /// Nothing is changed or frozen. What CRIU is known not to hold is named
+        /// with its process; there may be more that only the dump shows, and
+        /// the checkpoint is then labelled.
+        #[arg(long)]
+        dry_run: bool,
         /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
         /// name of a Docker container
         #[arg(value_name = "S")]

@@ -80,7 +80,14 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 return Ok(unless_same((text, !(differ && exit_code))));
             }
             Command::Turn(hint) => turn::run(&context()?, hint).await?,
-            Command::Checkpoint { sandbox } => checkpoint::run(&context()?, &sandbox).await?,
+            Command::Checkpoint { sandbox, dry_run } => {
+                let context = context()?;
+                if dry_run {
+                    checkpoint::dry_run(&context, &sandbox).await?
+                } else {
+                    checkpoint::run(&context, &sandbox).await?
+                }
+            }
             Command::Rollback {
                 sandbox,
                 turn,

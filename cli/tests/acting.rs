@@ -72,6 +72,20 @@ impl sandbox_ttrpc::Sandbox for Shim {
         })
     }
 
+    async fn dry_run(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        _: DryRunRequest,
+    ) -> ttrpc::Result<DryRunResponse> {
+        self.refusal()?;
+        Ok(DryRunResponse {
+            class: "files".to_owned(),
+            reason: "its processes cannot be kept".to_owned(),
+            obstacles: vec!["process 7 (x) holds an io_uring".to_owned()],
+            ..Default::default()
+        })
+    }
+
     async fn begin_turn(
         &self,
         _: &ttrpc::asynchronous::TtrpcContext,
@@ -282,6 +296,27 @@ fn a_checkpoint_says_what_it_is_worth() {
     let json = alive.host.crab(&["checkpoint", "demo", "--json"]).json();
     assert_eq!(json["turn"], 7);
     assert_eq!(json["degraded"], "files only: no criu");
+}
+
+#[test]
+fn a_dry_run_says_what_is_in_the_way() {
+    let alive = Alive::new();
+    assert_eq!(
+        alive.host.crab(&["checkpoint", "--dry-run", "demo"]).ok(),
+        "default/demo: a checkpoint could be files: its processes cannot be kept\n  \
+         process 7 (x) holds an io_uring\n"
+    );
+    let json = alive
+        .host
+        .crab(&["checkpoint", "--dry-run", "demo", "--json"])
+        .json();
+    assert_eq!(json["class"], "files");
+    assert_eq!(json["left_out"], serde_json::Value::Null);
+    alive.refuse(Code::FAILED_PRECONDITION, "checkpoints are switched off");
+    alive
+        .host
+        .crab(&["checkpoint", "--dry-run", "demo"])
+        .error(4);
 }
 
 #[test]

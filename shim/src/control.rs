@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use crab_api::{
     sandbox::{
-        BeginTurnRequest, CheckpointRequest, CheckpointResponse, EndTurnRequest, RollbackRequest,
-        RollbackResponse, SandboxStatus, StatusRequest, TurnHinted, Verification, VerifyRequest,
+        BeginTurnRequest, CheckpointRequest, CheckpointResponse, DryRunRequest, DryRunResponse,
+        EndTurnRequest, RollbackRequest, RollbackResponse, SandboxStatus, StatusRequest,
+        TurnHinted, Verification, VerifyRequest,
     },
     sandbox_ttrpc::Sandbox,
 };
@@ -20,7 +21,8 @@ use crate::{
     capture::micros,
     container::Phase,
     containers::Containers,
-    sandbox::Container,
+    dry_run::DryRun,
+    sandbox::{Container, blocking},
     task::refuse,
     turns::{Meta, RollbackWish, Turns},
 };
@@ -110,6 +112,27 @@ impl Sandbox for Control {
             degraded: done.degraded.unwrap_or_default(),
             bytes: done.cost.bytes_stored,
             capture_us: done.cost.capture_us,
+            ..Default::default()
+        })
+    }
+
+    async fn dry_run(&self, _: &TtrpcContext, req: DryRunRequest) -> Result<DryRunResponse> {
+        let container = self.containers.named(&req.id)?;
+        running(&container)?;
+        let turns = turns(&container)?;
+        let found = async {
+            turns.can_checkpoint().await?;
+            let container = container.clone();
+            blocking(move || DryRun::of(&container)).await
+        };
+        let found = found
+            .await
+            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        Ok(DryRunResponse {
+            class: found.class.to_string(),
+            reason: found.reason,
+            obstacles: found.obstacles,
+            left_out: found.left_out.unwrap_or_default(),
             ..Default::default()
         })
     }

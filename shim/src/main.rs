@@ -24,6 +24,7 @@ mod control;
 mod criu_work;
 mod decide;
 mod directories;
+mod dry_run;
 mod exit_note;
 mod fault;
 mod history;

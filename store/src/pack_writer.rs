@@ -131,6 +131,11 @@ impl PackWriter {
         self.pack.as_ref().map_or(0, |pack| pack.end)
     }
 
+    /// Counts bytes that were given and are in an object already.
+    pub(crate) fn count(&mut self, bytes: usize) {
+        self.raw += bytes as u64;
+    }
+
     /// Stores an object, unless the sandbox has it.
     pub fn put(&mut self, bytes: &[u8]) -> Result<Digest, WriteError> {
         if self.given_up {

@@ -126,6 +126,7 @@ impl PackWriter {
         if !bytes.len().is_multiple_of(PAGE) || 2 * changed.len() * PAGE > bytes.len() {
             return Ok(None);
         }
+        self.count(bytes.len() - changed.len() * PAGE);
         for at in changed {
             changes.push(Segment {
                 offset: offset + at as u64,

@@ -119,45 +119,19 @@ impl Set {
         let mut all = self.processes.values();
         all.any(|process| process.pid == init && process.comm == RUNC_INIT)
     }
-
-    /// Why no process image may be taken without harm or could not be restored,
-    /// if so: known before anything is frozen.
-    pub fn undumpable(&self, init: i32) -> Option<String> {
-        let time_ns = |dir: &Path| fs::read_link(dir.join("ns/time")).ok();
-        let init_time = time_ns(Path::new(&format!("/proc/{init}")));
-        for process in self.processes.values() {
-            if process.first_thread_has_ended() {
-                return Some(format!(
-                    "process {} ({}) goes on without its first thread, which CRIU cannot dump",
-                    process.pid, process.comm
-                ));
-            }
-            let exe = fs::read_link(process.dir().join("exe")).unwrap_or_default();
-            if is_busybox_sleep(&exe, &process.args) {
-                return Some(format!(
-                    "process {} ({}) is busybox sleep, which a dump would end",
-                    process.pid, process.comm
-                ));
-            }
-            if time_ns(&process.dir()) != init_time {
-                return Some(format!(
-                    "process {} ({}) is in another time namespace than the init",
-                    process.pid, process.comm
-                ));
-            }
-            if holds_io_uring(process) {
-                return Some(format!(
-                    "process {} ({}) holds an io_uring, which CRIU cannot dump",
-                    process.pid, process.comm
-                ));
-            }
-        }
-        None
-    }
 }
 
 /// What runc's process in a container calls itself (its nsexec.c).
 const RUNC_INIT: &str = "runc:[2:INIT]";
+
+const IO_URING: &[u8] = b"anon_inode:[io_uring]";
+
+/// What the descriptors of a process lead to.
+pub(super) fn targets(process: &Process) -> impl Iterator<Item = PathBuf> + use<> {
+    let all = fs::read_dir(process.dir().join("fd")).into_iter().flatten();
+    all.flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+}
 
 /// In which field of `/proc/net/unix` and of the internet tables the inode is
 /// (proc_pid_net(5)).
@@ -244,35 +218,12 @@ fn shared_writable(line: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn holds_io_uring(process: &Process) -> bool {
-    fs::read_dir(process.dir().join("fd"))
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .any(|target| target.as_os_str().as_bytes() == b"anon_inode:[io_uring]")
-}
-
-/// A dump interrupts system calls, and busybox's sleep does not sleep on.
-fn is_busybox_sleep(exe: &Path, args: &[String]) -> bool {
-    let base = |path: &Path| {
-        path.file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default()
-    };
-    base(exe).starts_with("busybox")
-        && args
-            .iter()
-            .take(2)
-            .any(|arg| base(Path::new(arg)) == "sleep")
+    targets(process).any(|target| target.as_os_str().as_bytes() == IO_URING)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn args(line: &str) -> Vec<String> {
-        line.split(' ').map(str::to_string).collect()
-    }
 
     #[test]
     fn only_shared_and_writable_mappings_of_files_count() {
@@ -319,22 +270,5 @@ mod tests {
         assert_eq!(connected(proc), 0, "one that listens is not connected");
         let _stream = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
         assert_eq!(connected(proc), 1);
-    }
-
-    #[test]
-    fn busybox_sleep_is_known_by_either_name() {
-        assert!(is_busybox_sleep(
-            Path::new("/bin/busybox"),
-            &args("sleep 5")
-        ));
-        assert!(is_busybox_sleep(
-            Path::new("/bin/busybox"),
-            &args("busybox sleep 5")
-        ));
-        assert!(!is_busybox_sleep(
-            Path::new("/usr/bin/sleep"),
-            &args("sleep 5")
-        ));
-        assert!(!is_busybox_sleep(Path::new("/bin/busybox"), &args("sh")));
     }
 }

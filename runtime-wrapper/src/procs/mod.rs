@@ -22,6 +22,7 @@ mod content;
 mod holds;
 mod keep_alive;
 mod listening;
+mod obstacles;
 mod places;
 mod portrait;
 mod read;

@@ -45,47 +45,80 @@ fn begun(cgroup: &Cgroup, init: i32) -> Result<Set, CgroupError> {
     }
 }
 
-/// Whether CRIU can be asked to dump what is in the cgroup, and would do no harm. Found
-/// out before anything is frozen.
-pub(crate) fn can_dump(container: &Container, cgroup: &Cgroup, init: i32) -> Result<Criu, String> {
-    container.runtime.driver().dumps()?;
-    let criu = container.criu()?;
+/// What an image is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A client keeps it: who restores it, and where, is not known.
+    Client,
+    /// One of the sandbox's own history: it has to come back here.
+    History,
+}
+
+/// CRIU, if it can be asked to dump what is in the cgroup, and would do no harm; or all that is
+/// in the way. Found out without freezing anything.
+pub(crate) fn can_dump(
+    container: &Container,
+    cgroup: &Cgroup,
+    init: i32,
+    purpose: Purpose,
+) -> Result<Criu, Vec<String>> {
+    let mut obstacles = Vec::new();
+    if purpose == Purpose::History && !container.bundle.has_own_processes() {
+        obstacles.push(SHARED_PROCESSES.into());
+    }
+    let driver = container.runtime.driver();
+    obstacles.extend(match purpose {
+        Purpose::Client => driver.dumps().err(),
+        Purpose::History => driver.process_images().err(),
+    });
+    let criu = container.criu();
     // With the init, keep-alive or not: a dump takes it along.
-    let all = begun(cgroup, init).map_err(|e| e.to_string())?;
-    if let Some(reason) = all.undumpable(init) {
-        return Err(reason);
+    match begun(cgroup, init) {
+        Err(error) => obstacles.push(error.to_string()),
+        Ok(all) => {
+            obstacles.extend(all.obstacles(init));
+            if let Ok(criu) = &criu
+                && !criu.dumps_inet_sockets()
+                && let Some(process) = all.inet_socket()
+            {
+                obstacles.push(format!(
+                    "process {} ({}) holds an internet socket, which CRIU {} cannot dump on \
+                     this kernel; CRIU 4.2 can",
+                    process.pid, process.comm, criu.version
+                ));
+            }
+        }
     }
-    if !criu.dumps_inet_sockets()
-        && let Some(process) = all.inet_socket()
-    {
-        return Err(format!(
-            "process {} ({}) holds an internet socket, which CRIU {} cannot dump on this kernel; \
-             CRIU 4.2 can",
-            process.pid, process.comm, criu.version
-        ));
+    match criu {
+        Ok(criu) if obstacles.is_empty() => Ok(criu),
+        Ok(_) => Err(obstacles),
+        Err(reason) => {
+            obstacles.insert(0, reason);
+            Err(obstacles)
+        }
     }
-    Ok(criu)
+}
+
+/// What CRIU, which dumps the tree of the init, leaves out of an image, if anything.
+pub(crate) fn left_out(cgroup: &Cgroup, init: i32) -> Option<String> {
+    let all = Set::of(cgroup, None).ok()?;
+    let process = all.beside_init(init)?;
+    Some(format!(
+        "without process {} ({}): an exec that still runs is left out by CRIU",
+        process.pid, process.comm
+    ))
 }
 
 impl Capture {
     /// Whether CRIU can be asked, and would do no harm.
     pub(super) fn can_dump(&self) -> Result<Criu, String> {
-        if !self.container.bundle.has_own_processes() {
-            return Err(SHARED_PROCESSES.into());
-        }
-        // One that cannot come back here is of no use to a rollback.
-        self.container.runtime.driver().process_images()?;
-        can_dump(&self.container, &self.cgroup, self.init)
+        can_dump(&self.container, &self.cgroup, self.init, Purpose::History)
+            .map_err(|mut obstacles| obstacles.swap_remove(0))
     }
 
     /// What an image lacks, if anything.
     pub(super) fn left_out(&self) -> Option<String> {
-        let all = Set::of(&self.cgroup, None).ok()?;
-        let process = all.beside_init(self.init)?;
-        Some(format!(
-            "without process {} ({}): an exec that still runs is left out by CRIU",
-            process.pid, process.comm
-        ))
+        left_out(&self.cgroup, self.init)
     }
 
     /// Gets a dump ready while the sandbox runs: what is known of it is in `set`, and

@@ -54,7 +54,7 @@ pub(crate) use self::mark::Known;
 pub(crate) use self::roots::{Root, images_of, mount_table, open_roots};
 pub(crate) use self::{
     baseline::Baseline,
-    dump::can_dump,
+    dump::{Purpose, can_dump, left_out},
     lasting::Lasting,
     verify::{MountDifference, Verification},
     warm::{Warm, same_processes},

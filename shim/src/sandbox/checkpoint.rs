@@ -37,7 +37,7 @@ use ttrpc::Code;
 
 use super::{Container, KILL_LIMIT, blocking};
 use crate::{
-    capture::can_dump,
+    capture::{Purpose, can_dump},
     container::{INIT, Phase, StateError},
     criu_work::{CriuWork, Verb},
     pipes::{self, SharedPipe},
@@ -213,7 +213,8 @@ impl Container {
     /// What is known to fail or to do harm, before anything is frozen.
     fn refuse_dump(&self, cgroups: Option<CgroupsMode>, init: i32) -> Result<Cgroup> {
         let cgroup = self.cgroup().context("the container has no cgroup")?;
-        can_dump(self, &cgroup, init).map_err(|reason| anyhow!(reason))?;
+        can_dump(self, &cgroup, init, Purpose::Client)
+            .map_err(|obstacles| anyhow!(obstacles.join("; ")))?;
         if let Some(mode) = cgroups {
             self.runtime.check_cgroups_mode(mode)?;
         }

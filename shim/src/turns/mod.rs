@@ -149,6 +149,7 @@ enum Message {
         meta: Meta,
         reply: oneshot::Sender<Result<TurnId>>,
     },
+    CanCheckpoint(oneshot::Sender<Result<()>>),
     Checkpoint(oneshot::Sender<Result<Checkpointed>>),
     Rollback(RollbackWish, oneshot::Sender<Result<RolledBack>>),
     /// With the end of this turn, or else with the newest checkpoint.
@@ -313,6 +314,11 @@ impl Turns {
     /// And that it is over.
     pub(crate) async fn hint_end(&self, meta: Meta) -> Result<TurnId> {
         self.ask(|reply| Message::HintEnd { meta, reply }).await
+    }
+
+    /// Whether there can be checkpoints at all.
+    pub(crate) async fn can_checkpoint(&self) -> Result<()> {
+        self.ask(Message::CanCheckpoint).await
     }
 
     /// Takes a checkpoint now, if anything has changed.

@@ -320,6 +320,10 @@ impl Task {
                     self.close_now(open).await;
                 }
             },
+            Message::CanCheckpoint(reply) => {
+                let can = self.history.as_ref().map(drop);
+                let _ = reply.send(can.map_err(|reason| anyhow::anyhow!("{reason}")));
+            }
             Message::Checkpoint(reply) => {
                 let _ = reply.send(self.checkpoint().await);
             }
