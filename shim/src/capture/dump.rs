@@ -241,6 +241,12 @@ impl Dump {
         &self.criu
     }
 
+    /// It is not needed. CRIU has not touched anything yet.
+    pub(super) fn give_up(self) {
+        drop(self.direct);
+        let _ = fs::remove_dir_all(&self.paths.images);
+    }
+
     /// Has CRIU write the image. The sandbox is frozen.
     pub(super) fn write(mut self) -> Result<Dumped> {
         let dumped = Dumped {

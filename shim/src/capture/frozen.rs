@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use crab_runtime::{
+    criu::Criu,
     files::Staged,
     procs::{Content, Places, Portraits, Set},
 };
@@ -32,6 +33,7 @@ use crate::{
 /// How far the process half has got.
 #[derive(Default)]
 struct Half {
+    criu: Option<Criu>,
     dump: Option<Dump>,
     image: Option<StagedImage>,
     degraded: Option<String>,
@@ -41,22 +43,38 @@ struct Half {
 type Files = (Class, Verdict, Vec<(usize, Staged)>);
 
 impl Capture {
-    /// Gets an image ready to be taken, once; or finds out why there can be none.
+    /// Finds out, once, whether there can be an image.
+    fn ask(&self, half: &mut Half) {
+        if half.criu.is_none() && half.degraded.is_none() {
+            match self.can_dump() {
+                Ok(criu) => half.criu = Some(criu),
+                Err(reason) => half.degraded = Some(files_only(&reason)),
+            }
+        }
+    }
+
+    /// Gets an image ready to be taken, once, if there can be one.
     fn prepare(&self, half: &mut Half, set: &Set) {
+        self.ask(half);
         if half.dump.is_some() || half.degraded.is_some() {
             return;
         }
-        let dump = self.can_dump().and_then(|criu| {
-            let dump = self.prepare_dump(criu, set);
-            dump.map_err(|error| format!("{error:#}"))
-        });
-        match dump {
+        let Some(criu) = half.criu.clone() else {
+            return;
+        };
+        match self.prepare_dump(criu, set) {
             Ok(dump) => half.dump = Some(dump),
-            Err(reason) => half.degraded = Some(files_only(&reason)),
+            Err(error) => half.degraded = Some(files_only(&format!("{error:#}"))),
         }
     }
 
     pub(super) fn take_frozen(&mut self, mut look: Look, set_before: &Set) -> Result<Taken> {
+        let mut half = Half::default();
+        if look.half.needs_image() || look.half.needs_freeze() && !self.known.woke_only {
+            // It takes a while to be ready, and processes may run on meanwhile: before
+            // anything is noted of them.
+            self.prepare(&mut half, set_before);
+        }
         // Asked only of a crabd that answered just now: it must not keep the sandbox
         // frozen.
         let watched = look.epoch.is_some();
@@ -71,14 +89,13 @@ impl Capture {
         if !look.half.needs_image() {
             look.half = self.half(&set);
         }
-        let mut half = Half::default();
         if !set.is_empty() && !look.half.needs_image() {
             // Should one be needed after all: whether CRIU is sound is known then.
             let _ = self.container.criu();
         }
         if look.half.needs_freeze() {
             // Whatever makes an image impossible is found before the freeze.
-            self.prepare(&mut half, &set);
+            self.ask(&mut half);
         }
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
@@ -112,6 +129,7 @@ impl Capture {
                 None => ProcessHalf::Image(ran.clone()),
             };
             held = now.ok();
+            self.known.woke_only = !look.half.needs_image();
         }
         if !look.half.needs_image() {
             let found = self.scan(&stopped, look.reread)?;
@@ -125,11 +143,12 @@ impl Capture {
             }
         }
         let image = look.half.needs_image();
+        let mut not_needed = None;
         if image {
             self.prepare(&mut half, &stopped);
         } else {
             // None was tried, whatever would have come of it.
-            half = Half::default();
+            not_needed = std::mem::take(&mut half).dump;
         }
         let dump = half.dump.take();
         let (written, roots) = thread::scope(|scope| {
@@ -160,6 +179,9 @@ impl Capture {
         }
         let frozen_us = micros(frozen.thaw()?);
         let capture_us = micros(capture.elapsed());
+        if let Some(dump) = not_needed {
+            dump.give_up();
+        }
         let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
         // Nothing is started meanwhile: what that does would be taken for what they do.
         let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;

@@ -30,6 +30,9 @@ pub(crate) struct Known {
     pub(crate) reread: bool,
     /// A capture failed: files are looked at whatever the counters say.
     pub(crate) owed: bool,
+    /// When processes that ran were last compared by content, they had only woken up: a dump
+    /// is got ready only once they are known to need one.
+    pub(crate) woke_only: bool,
     /// Changes that do not call for a checkpoint were left out of the newest one, or may
     /// have been.
     pub(crate) passed_over: bool,
