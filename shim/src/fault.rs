@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::sandbox::Container;
 
 /// The file in the run directory that names the points at which the next step fails: a line
-/// each, which is taken out by the failure.
+/// each, which is taken out by the failure. With `die` before the name the shim is killed there.
 #[cfg(debug_assertions)]
 const FILE: &str = "fail-at";
 
@@ -19,11 +19,16 @@ pub(crate) fn point(container: &Container, name: &str) -> Result<()> {
         return Ok(());
     };
     let mut lines: Vec<&str> = asked.lines().collect();
-    let Some(at) = lines.iter().position(|line| *line == name) else {
+    let named = |line: &&str| line.strip_prefix("die ").unwrap_or(line) == name;
+    let Some(at) = lines.iter().position(named) else {
         return Ok(());
     };
-    lines.remove(at);
+    let line = lines.remove(at);
     std::fs::write(&path, lines.join("\n"))?;
+    if line.starts_with("die ") {
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
     anyhow::bail!("failed on purpose at {name}")
 }
 

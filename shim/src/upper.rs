@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use crab_runtime::{
-    files::{Durability, build, remove_tree},
+    files::{Durability, Index, Scanner, build, remove_tree},
     mount::{unmount_all, unmount_strict},
     overlay::OverlayMount,
 };
@@ -61,6 +61,15 @@ impl Replacement {
         };
         build(tree, reader, &replacement.fresh, Durability::WriteBack)?;
         Ok(replacement)
+    }
+
+    /// The index of the new directory, which is as good when it is in its place.
+    pub(crate) fn index(&self, tree: &Tree) -> Result<Index> {
+        let overlay = OverlayMount {
+            upper: self.fresh.clone(),
+            ..self.overlay.clone()
+        };
+        Ok(Scanner::overlay(&overlay)?.index_restored(tree)?)
     }
 
     /// Puts the new directory in the old one's place and mounts it at `rootfs`.

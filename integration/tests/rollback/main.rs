@@ -5,6 +5,7 @@
 mod failing;
 mod going_back;
 mod identity;
+mod points;
 mod refused;
 mod server;
 mod verified;

@@ -14,22 +14,21 @@
 //! containerd sees no exit. Running execs end with 137.
 
 use std::{
+    fmt::Write,
     sync::Arc,
+    thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, Error, Result, bail};
-use crab_runtime::{
-    files::{Index, Scanner},
-    mount::check_unused,
-    overlay::OverlayMount,
-};
-use crab_store::{Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, Tree, TurnId};
+use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
+use crab_store::{Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, TurnId};
 
 use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
 use crate::{
     capture::micros,
     container::INIT,
+    fault,
     history::{Images, stage_processes},
     sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
     stdio::Client,
@@ -42,8 +41,8 @@ struct Target {
     manifest: Manifest,
     images: Option<Images>,
     replacement: Replacement,
-    overlay: OverlayMount,
-    tree: Tree,
+    /// Of the new upper directory.
+    index: Index,
 }
 
 /// The state of now, ready to be gone back to. Its files are those in place.
@@ -156,6 +155,10 @@ impl Task {
         match self.go_back(way_back, &client).await {
             Ok(()) => Err(error.context("the sandbox is as it was")),
             Err(again) => {
+                // Whatever came up of it is not the sandbox.
+                if let Err(left) = self.clear().await {
+                    tracing::error!(error = %format!("{left:#}"), "processes are left");
+                }
                 self.container.processes.replace_failed();
                 Err(error.context(format!(
                     "the sandbox has ended, as it could not be put back either ({again:#}); \
@@ -212,28 +215,44 @@ impl Task {
         now: Manifest,
     ) -> Result<(Target, WayBack)> {
         let store = store.clone();
-        let run_dir = self.container.run_dir.clone();
-        let rootfs = self.container.bundle.rootfs().to_path_buf();
+        let container = self.container.clone();
         blocking(move || {
-            let reader = store.reader(&manifest)?;
-            let images = stage_processes(&manifest, &reader, &run_dir.join("rollback-images"))?;
-            let overlay = OverlayMount::find(std::process::id(), &rootfs)?;
-            let tree = reader.tree(manifest.files.upper)?;
-            let replacement = Replacement::build(&overlay, &tree, &reader)?;
-            let dir = run_dir.join("way-back-images");
-            let way_back = WayBack {
-                images: stage_processes(&now, &store.reader(&now)?, &dir)?,
-                manifest: now,
+            let rootfs = container.bundle.rootfs();
+            let staged = |manifest: &Manifest, dir: &str| {
+                let dir = container.run_dir.join(dir);
+                stage_processes(manifest, &store.reader(manifest)?, &dir)
             };
+            fault::point(&container, "cold-stage")?;
+            let (target, way_back) = thread::scope(|scope| {
+                // Both take as long as their processes hold memory.
+                let way_back = scope.spawn(|| staged(&now, "way-back-images"));
+                let target = || {
+                    let images = staged(&manifest, "rollback-images")?;
+                    let reader = store.reader(&manifest)?;
+                    let overlay = OverlayMount::find(std::process::id(), rootfs)?;
+                    let tree = reader.tree(manifest.files.upper)?;
+                    let replacement = Replacement::build(&overlay, &tree, &reader)?;
+                    let index = replacement.index(&tree)?;
+                    anyhow::Ok((images, replacement, index))
+                };
+                let target = target();
+                let way_back = way_back.join();
+                (target, way_back)
+            });
+            let way_back = way_back.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let (images, replacement, index) = target?;
             // The container has mounts of its own: this one is in use only by
             // somebody on the host.
-            check_unused(&rootfs).context("something on the host uses the container's root")?;
+            check_unused(rootfs).context("something on the host uses the container's root")?;
             let target = Target {
                 manifest,
                 images,
                 replacement,
-                overlay,
-                tree,
+                index,
+            };
+            let way_back = WayBack {
+                manifest: now,
+                images: way_back,
             };
             Ok((target, way_back))
         })
@@ -241,42 +260,45 @@ impl Task {
     }
 
     /// Steps 3 to 5. If one fails, the files of before are in place again.
-    async fn replace(&mut self, target: Target, client: &Arc<Client>) -> Result<i32> {
+    async fn replace(&mut self, target: Target, client: &Arc<Client>) -> Result<()> {
         let Target {
             manifest,
             images,
             replacement,
-            overlay,
-            tree,
+            index,
         } = target;
-        self.clear().await?;
-        let rootfs = self.container.bundle.rootfs().to_path_buf();
-        let (exchanged, index) = blocking(move || {
-            let exchanged = replacement.exchange(&rootfs)?;
-            // Before anything runs in it.
-            match index_of(&overlay, &tree) {
-                Ok(index) => Ok((exchanged, index)),
-                Err(error) => {
-                    exchanged.undo()?;
-                    Err(error)
-                }
-            }
+        let mut laps = Laps::begin();
+        let container = self.container.clone();
+        self.kill().await?;
+        laps.lap("kill");
+        self.forget().await?;
+        laps.lap("forget");
+        let exchanged = blocking(move || {
+            fault::point(&container, "cold-exchange")?;
+            replacement.exchange(container.bundle.rootfs())
         })
         .await?;
-        match self.revive(&manifest, images, Some(index), client).await {
-            Ok(pid) => {
-                blocking(move || {
-                    exchanged.keep();
-                    Ok(())
-                })
-                .await?;
-                Ok(pid)
-            }
-            Err(error) => {
-                self.clear().await?;
-                blocking(move || exchanged.undo()).await?;
-                Err(error)
-            }
+        laps.lap("exchange");
+        let revived = self
+            .revive(&manifest, images, Some(index), client, &mut laps)
+            .await;
+        let Err(error) = revived else {
+            blocking(move || {
+                exchanged.keep();
+                Ok(())
+            })
+            .await?;
+            laps.lap("keep");
+            laps.tell();
+            return Ok(());
+        };
+        let undone = match self.clear().await {
+            Ok(()) => blocking(move || exchanged.undo()).await,
+            Err(left) => Err(left),
+        };
+        match undone {
+            Ok(()) => Err(error),
+            Err(again) => Err(error.context(format!("the old files are not in place: {again:#}"))),
         }
     }
 
@@ -285,23 +307,36 @@ impl Task {
     async fn go_back(&mut self, way_back: WayBack, client: &Arc<Client>) -> Result<()> {
         self.clear().await?;
         let WayBack { manifest, images } = way_back;
-        self.revive(&manifest, images, None, client).await?;
-        Ok(())
+        let mut laps = Laps::begin();
+        self.revive(&manifest, images, None, client, &mut laps)
+            .await
     }
 
     /// Kills everything in the sandbox and has the runtime forget it.
     async fn clear(&self) -> Result<()> {
-        let cgroup = self.container.cgroup();
-        let runtime = self.container.runtime.clone();
+        self.kill().await?;
+        self.forget().await
+    }
+
+    /// Has the runtime forget it.
+    async fn forget(&self) -> Result<()> {
+        let container = self.container.clone();
         blocking(move || {
-            if let Some(cgroup) = cgroup {
+            fault::point(&container, "cold-forget")?;
+            Ok(container.runtime.delete()?)
+        })
+        .await
+    }
+
+    async fn kill(&self) -> Result<()> {
+        let container = self.container.clone();
+        blocking(move || {
+            fault::point(&container, "cold-kill")?;
+            match container.cgroup() {
                 // A cgroup that is gone holds nothing.
-                if cgroup.processes().is_ok() {
-                    cgroup.kill(KILL_LIMIT)?;
-                }
+                Some(cgroup) if cgroup.processes().is_ok() => Ok(cgroup.kill(KILL_LIMIT)?),
+                _ => Ok(()),
             }
-            runtime.delete()?;
-            Ok(())
         })
         .await
     }
@@ -313,8 +348,10 @@ impl Task {
         images: Option<Images>,
         upper: Option<Index>,
         client: &Arc<Client>,
-    ) -> Result<i32> {
+        laps: &mut Laps,
+    ) -> Result<()> {
         let container = self.container.clone();
+        fault::point(&container, "cold-launch")?;
         container.write_config(true)?;
         let fresh = images.is_none();
         let launch = match images {
@@ -326,6 +363,8 @@ impl Task {
             terminal,
             since,
         } = container.launch(client, launch).await?;
+        laps.lap("launch");
+        fault::point(&container, "cold-look")?;
         container.adopt(pid)?;
         let rootfs = container.bundle.rootfs().to_path_buf();
         let overlay =
@@ -337,11 +376,15 @@ impl Task {
         let capture = self
             .look_at(&writer, &overlay, Some(manifest), upper, fresh)
             .await?;
+        laps.lap("look");
+        fault::point(&container, "cold-limit")?;
         container.limit_again().await?;
+        fault::point(&container, "cold-start")?;
         if fresh {
             let runtime = container.runtime.clone();
             blocking(move || Ok(runtime.start()?)).await?;
         }
+        laps.lap("start");
         container.processes.with(INIT, |p| p.terminal = terminal)?;
         container.processes.replaced(pid);
         container.watch_exit(INIT, pid, since);
@@ -352,10 +395,32 @@ impl Task {
         if let Err(error) = self.after_start(!fresh).await {
             tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
         }
-        Ok(pid)
+        laps.lap("record");
+        Ok(())
     }
 }
 
-fn index_of(overlay: &OverlayMount, tree: &Tree) -> Result<Index> {
-    Ok(Scanner::overlay(overlay)?.index_restored(tree)?)
+/// How long each step took for which the sandbox stands still.
+struct Laps {
+    since: Instant,
+    told: String,
+}
+
+impl Laps {
+    fn begin() -> Self {
+        Self {
+            since: Instant::now(),
+            told: String::new(),
+        }
+    }
+
+    fn lap(&mut self, step: &str) {
+        let took = self.since.elapsed().as_secs_f64() * 1e3;
+        let _ = write!(self.told, " {step} {took:.1}");
+        self.since = Instant::now();
+    }
+
+    fn tell(&self) {
+        tracing::info!(ms = self.told.trim_start(), "processes replaced");
+    }
 }

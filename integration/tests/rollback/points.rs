@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A rollback that fails at any of its steps, by a point that the shim has there: the sandbox is as it
+//! was. One whose shim is killed there is brought back by `crab restore`.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use crab_integration::{Crab, DEBIAN, RunOptions, Sandbox, State, Testbed};
+use crab_store::Class;
+
+use crate::{
+    identity::{Identity, same},
+    server::{ask, ask_as_turn, start_server},
+};
+
+/// Where a shim looks which of its points fail.
+const FILE: &str = "/run/crab/fail-at";
+
+/// Points that fail once, for as long as this is there.
+struct Points;
+
+impl Points {
+    fn arm(lines: &[&str]) -> Result<Self> {
+        fs::write(FILE, lines.join("\n")).context("arm points")?;
+        Ok(Self)
+    }
+
+    fn left(&self) -> Result<String> {
+        Ok(fs::read_to_string(FILE)?)
+    }
+}
+
+impl Drop for Points {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(FILE);
+    }
+}
+
+/// Of a rollback that replaces processes.
+const COLD: [&str; 8] = [
+    "cold-stage",
+    "cold-kill",
+    "cold-forget",
+    "cold-exchange",
+    "cold-launch",
+    "cold-look",
+    "cold-limit",
+    "cold-start",
+];
+
+/// Of one that leaves them, with what keeps the cold one from following.
+const WARM: [&[&str]; 3] = [
+    &["warm-change-0", "cold-stage"],
+    &["warm-change-1", "cold-stage"],
+    &["warm-look", "cold-stage"],
+];
+
+/// A rollback fails there, and the sandbox is what it was.
+fn fails(crab: &Crab, sandbox: &Sandbox, turn: u64, points: &[&str]) -> Result<()> {
+    let armed = Points::arm(points)?;
+    let refusal = crab.rollback_refusal(sandbox, turn)?;
+    ensure!(
+        armed.left()?.is_empty(),
+        "{points:?} were not met: {}",
+        refusal.line
+    );
+    ensure!(
+        refusal.line.contains("on purpose"),
+        "{points:?}: {}",
+        refusal.line
+    );
+    ensure!(sandbox.state()? == State::Running, "{points:?}");
+    let found = crab.verify(sandbox, None)?;
+    ensure!(found["same"] == true, "{points:?}: {found}");
+    Ok(())
+}
+
+#[test]
+fn whichever_step_fails_the_sandbox_is_as_it_was() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let events = testbed.events()?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
+    let change =
+        |word: &str| format!("echo {word} >/root/f; rm -f /etc/issue; echo {word} >/dev/shm/m");
+    let zero = crab.turn_of(&sandbox, Class::Files, &change("zero"))?;
+    let one = crab.turn_of(&sandbox, Class::Files, &change("one"))?;
+    let before = Identity::of(&sandbox)?;
+    // An init that only holds the container open.
+    for points in WARM {
+        fails(&crab, &sandbox, zero.number(), points)?;
+    }
+    crab.turn_of(&sandbox, Class::Files, "rm -r /usr/share/base-files")?;
+    for point in COLD {
+        fails(&crab, &sandbox, zero.number(), &[point])?;
+    }
+    // Files that can be put neither where they should be nor back are put back as a whole.
+    let two = crab.turn_of(&sandbox, Class::Files, &change("two"))?;
+    let three = crab.turn_of(&sandbox, Class::Files, &change("three"))?;
+    fails(
+        &crab,
+        &sandbox,
+        two.number(),
+        &["warm-change-1", "warm-put-back"],
+    )?;
+    assert_eq!(sandbox.sh_ok("cat /root/f /dev/shm/m")?, "three\nthree");
+
+    // Processes with memory.
+    start_server(&crab, &sandbox)?;
+    let (_, counted) = ask_as_turn(&crab, &sandbox, Class::Full)?;
+    crab.turn_of(&sandbox, Class::Files, &change("four"))?;
+    fails(&crab, &sandbox, counted, WARM[0])?;
+    for point in COLD {
+        fails(&crab, &sandbox, three.number(), &[point])?;
+    }
+    assert_eq!(ask(&sandbox)?, 2);
+    assert_eq!(sandbox.sh_ok("cat /root/f /dev/shm/m")?, "four\nfour");
+    same(&Identity::of(&sandbox)?, &before)?;
+    // A failure of the warm one alone is none.
+    let armed = Points::arm(&["warm-look"])?;
+    crab.rollback_verified(&sandbox, one.number())?;
+    drop(armed);
+    assert_eq!(sandbox.sh_ok("cat /root/f /dev/shm/m")?, "one\none");
+    assert_eq!(events.exits_of_init(&sandbox)?, 0, "containerd saw an exit");
+    Ok(())
+}
+
+#[test]
+fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let client = testbed.ctr();
+    for point in ["warm-look", "cold-exchange", "cold-look"] {
+        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        let one = crab.turn_of(
+            &sandbox,
+            Class::Files,
+            "echo one >/root/f; echo one >/dev/shm/m",
+        )?;
+        crab.turn_of(
+            &sandbox,
+            Class::Files,
+            "echo two >/root/f; echo two >/dev/shm/m",
+        )?;
+        let armed = Points::arm(&[&format!("die {point}")])?;
+        let turn = one.number().to_string();
+        let mut args = vec!["rollback", sandbox.name(), "--turn", &turn];
+        if point.starts_with("cold") {
+            args.push("--cold");
+        }
+        ensure!(crab.run(&args)?.status != 0, "{point}: its shim lives");
+        ensure!(armed.left()?.is_empty(), "{point} was not met");
+        drop(armed);
+        sandbox
+            .wait_for(State::Stopped)
+            .or_else(|_| sandbox.wait_for(State::Gone))?;
+        crab.restore(&sandbox, None)?;
+        let found = crab.verify(&sandbox, None)?;
+        ensure!(found["same"] == true, "{point}: {found}");
+        assert_eq!(
+            sandbox.sh_ok("cat /root/f /dev/shm/m")?,
+            "two\ntwo",
+            "{point}"
+        );
+        crab.rollback_verified(&sandbox, one.number())?;
+        assert_eq!(
+            sandbox.sh_ok("cat /root/f /dev/shm/m")?,
+            "one\none",
+            "{point}"
+        );
+    }
+    ensure!(!Path::new(FILE).exists());
+    Ok(())
+}
