@@ -29,13 +29,13 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
 fn cycle(crab: &Crab, sandbox: &Sandbox, counter: &Counter<'_>) -> Result<()> {
     let (count, first) = counter.ask()?;
     counter.ask()?;
-    crab.rollback(sandbox, first.number())?;
+    crab.rollback_verified(sandbox, first.number())?;
     let (said, second) = crab.turn(sandbox, &["sh", "-c", &sleeper(1000)])?;
     said.ok()?;
     ensure!(second.is_whole(), "{second:?}");
     let there = sandbox.processes()?.len();
     counter.ask()?;
-    crab.rollback(sandbox, second.number())?;
+    crab.rollback_verified(sandbox, second.number())?;
     let again = sandbox.processes()?.len();
     ensure!(
         again == there,
@@ -47,6 +47,6 @@ fn cycle(crab: &Crab, sandbox: &Sandbox, counter: &Counter<'_>) -> Result<()> {
         "the server went on from {} and not {count}",
         after - 1
     );
-    crab.rollback(sandbox, first.number())?;
+    crab.rollback_verified(sandbox, first.number())?;
     Ok(())
 }

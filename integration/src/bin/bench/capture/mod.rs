@@ -37,6 +37,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("dedup_pct", Target::AtMost(3.0)),
     ("store_mb_s", Target::AtLeast(400.0)),
     ("cold_rollback_ms_p50", Target::AtMost(100.0)),
+    ("warm_rollback_ms_p50", Target::AtMost(5.0)),
     ("cycles_ok", Target::AtLeast(20.0)),
 ];
 

@@ -50,17 +50,59 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     );
     measured.detail("cold rollback: ms p90", cold.quantile(0.9));
 
-    let mut fresh = Series::default();
-    let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
     let change = "cd /root && for f in $(seq 10); do echo $RANDOM$(date +%N) >$f; done";
+    let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
+    let alone = warm(&crab, &sandbox, change, plan.rounds)?;
+    measured.enter("warm_rollback_ms_p50", alone.put_back.quantile(0.5));
+    measured.detail("warm rollback: ms p90", alone.put_back.quantile(0.9));
+    measured.detail(
+        "warm rollback: standing still, ms p50",
+        alone.stood.quantile(0.5),
+    );
+    measured.detail(
+        "warm rollback: the way back before it, ms p50",
+        alone.secured.quantile(0.5),
+    );
+    let mut fresh = Series::default();
     for _ in 0..plan.rounds {
         let turn = crab.turn_of(&sandbox, Class::Files, change)?;
         crab.turn_of(&sandbox, Class::Files, change)?;
-        fresh.push_ms(timed(&crab, &sandbox, turn.number())?.0);
+        fresh.push_ms(took_ms(&crab.rollback_cold(&sandbox, turn.number())?)?);
     }
+    measured.detail("cold rollback of a keep-alive, ms p50", fresh.quantile(0.5));
+    let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
+    Counter::start(&crab, &sandbox, 0)?;
+    let beside = warm(&crab, &sandbox, change, plan.rounds)?;
     measured.detail(
-        "rollback of files beside a keep-alive, ms p50",
-        fresh.quantile(0.5),
+        "warm rollback beside a Python server, ms p50",
+        beside.put_back.quantile(0.5),
     );
     Ok(())
+}
+
+/// Rollbacks under processes that go on.
+#[derive(Default)]
+struct Warm {
+    secured: Series,
+    /// All but that.
+    put_back: Series,
+    stood: Series,
+}
+
+fn warm(crab: &Crab, sandbox: &Sandbox, change: &str, rounds: usize) -> Result<Warm> {
+    let mut warm = Warm::default();
+    for _ in 0..rounds {
+        let turn = crab.turn_of(sandbox, Class::Files, change)?;
+        crab.turn_of(sandbox, Class::Files, change)?;
+        let answer = crab.rollback(sandbox, turn.number())?;
+        ensure!(answer["warm"] == true, "{answer}");
+        let ms = |name: &str| -> Result<f64> {
+            let micros = answer[name].as_u64();
+            Ok(micros.with_context(|| format!("{answer} has no {name}"))? as f64 / 1e3)
+        };
+        warm.secured.push_ms(ms("secured_us")?);
+        warm.put_back.push_ms(ms("took_us")? - ms("secured_us")?);
+        warm.stood.push_ms(ms("stood_us")?);
+    }
+    Ok(warm)
 }
