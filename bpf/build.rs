@@ -5,10 +5,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SETS: [&str; 2] = ["inodes", "syscalls"];
+const SETS: [&str; 3] = ["inodes", "exits", "syscalls"];
+
+/// For a test.
+const STRANGER: &str = "tests/kernel/stranger.bpf.c";
 
 fn main() {
     println!("cargo:rerun-if-changed=c");
+    println!("cargo:rerun-if-changed={STRANGER}");
     println!("cargo:rerun-if-changed=build.rs");
     let root = var("CARGO_MANIFEST_DIR");
     // The system call tables and argument registers are x86-64's.
@@ -20,11 +24,33 @@ fn main() {
 
     let out = PathBuf::from(var("OUT_DIR"));
     for set in SETS {
-        compile(&root, set, &out.join(format!("{set}.bpf.o")));
+        let source = format!("c/{set}.bpf.c");
+        compile(&root, &source, &out.join(format!("{set}.bpf.o")));
     }
+    compile(&root, STRANGER, &out.join("stranger.bpf.o"));
+    list_calls(&out.join("exits.bpf.o"), &out.join("calls.rs"));
 }
 
-fn compile(root: &str, set: &str, out: &Path) {
+/// The functions of system calls that have a program, as a Rust slice: the loader has to
+/// know them, and `c/rules.h` says it.
+fn list_calls(object: &Path, to: &Path) {
+    let mut nm = Command::new("llvm-nm");
+    nm.args(["--defined-only", "--extern-only", "--just-symbol-name"])
+        .arg(object);
+    let listed = nm
+        .output()
+        .unwrap_or_else(|error| panic!("llvm-nm cannot be run: {error}"));
+    assert!(listed.status.success(), "llvm-nm failed: {}", listed.status);
+    let names = String::from_utf8(listed.stdout).expect("names of C");
+    let calls: Vec<&str> = names
+        .lines()
+        .filter(|name| name.starts_with("__x64_sys_"))
+        .collect();
+    assert!(!calls.is_empty());
+    std::fs::write(to, format!("&{calls:?}")).expect("OUT_DIR is for writing");
+}
+
+fn compile(root: &str, source: &str, out: &Path) {
     let mut clang = Command::new("clang");
     clang
         .current_dir(root)
@@ -35,7 +61,7 @@ fn compile(root: &str, set: &str, out: &Path) {
         .arg(format!("-ffile-prefix-map={root}=."))
         // <asm/types.h>, which a cross target does not find by itself.
         .args(["-idirafter", "/usr/include/x86_64-linux-gnu"])
-        .args(["-c", &format!("c/{set}.bpf.c"), "-o"])
+        .args(["-c", source, "-o"])
         .arg(out);
     run(clang, "clang (packages clang, libbpf-dev, linux-libc-dev)");
 

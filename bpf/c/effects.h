@@ -11,6 +11,7 @@
  *   lost_anywhere   0 -> events that could be ascribed to nobody
  *   attention       0 -> until when (CLOCK_MONOTONIC, ns) CRAB_CALLS is counted
  *   spared          cgroup id -> whose calls are not in CRAB_CALLS
+ *   patches         how often the kernel began, and ended, to patch programs in or out
  *
  * Counters only ever grow. A sandbox's effects are the sum of its own and of
  * its devices' counters, made in user space: so a superblock that several
@@ -105,6 +106,18 @@ struct {
 	__type(key, __u64);
 	__type(value, struct crab_spared);
 } spared SEC(".maps");
+
+enum crab_patch {
+	CRAB_PATCH_BEGUN,
+	CRAB_PATCH_ENDED,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+} patches SEC(".maps");
 
 static __always_inline void crab_add_many(struct crab_counters *counters, __u32 which, __u64 count)
 {

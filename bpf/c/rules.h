@@ -40,83 +40,90 @@ struct rule {
 	__u8 arg;
 };
 
-#define SINCE_424                                              \
-	[/* io_uring_setup */ 425] = { UNSEEN, 0 },            \
-	[/* io_uring_enter */ 426] = { BATCH, 0 },             \
-	[/* open_tree */ 428] = { MOUNT_CLONE, 2 },            \
-	[/* move_mount */ 429] = { MOUNT, 0 },                 \
-	[/* fsconfig */ 431] = { MOUNT_CONFIG, 1 },            \
-	[/* fsmount */ 432] = { MOUNT, 0 },                    \
-	[/* openat2 */ 437] = { OPEN_HOW, 2 },                 \
-	[/* mount_setattr */ 442] = { MOUNT, 0 },              \
-	[/* fchmodat2 */ 452] = { PATH_AT, 0 },                \
-	[/* setxattrat */ 463] = { PATH_AT, 0 },               \
-	[/* removexattrat */ 466] = { PATH_AT, 0 },            \
-	[/* open_tree_attr */ 467] = { MOUNT_CLONE, 2 },       \
-	[/* file_setattr */ 469] = { PATH_AT, 0 }
+/* call(number, function of the kernel behind __x64_sys_, kind, arg) */
+#define SINCE_424(call)					\
+	call(425, io_uring_setup, UNSEEN, 0)		\
+	call(426, io_uring_enter, BATCH, 0)		\
+	call(428, open_tree, MOUNT_CLONE, 2)		\
+	call(429, move_mount, MOUNT, 0)			\
+	call(431, fsconfig, MOUNT_CONFIG, 1)		\
+	call(432, fsmount, MOUNT, 0)			\
+	call(437, openat2, OPEN_HOW, 2)			\
+	call(442, mount_setattr, MOUNT, 0)		\
+	call(452, fchmodat2, PATH_AT, 0)		\
+	call(463, setxattrat, PATH_AT, 0)		\
+	call(466, removexattrat, PATH_AT, 0)		\
+	call(467, open_tree_attr, MOUNT_CLONE, 2)	\
+	call(469, file_setattr, PATH_AT, 0)
 
 /* arch/x86/entry/syscalls/syscall_64.tbl; from 512 on the x32 variants, whose
  * other calls share the 64-bit numbers with bit 30 set. */
 #define NATIVE_CALLS 548
+#define X32_CALLS 512
 #define X32_BIT 0x40000000
+#define NATIVE_RULES(call)			\
+	call(1, write, CONTENT, 0)		\
+	call(2, open, OPEN, 1)			\
+	call(9, mmap, MAP, 0)			\
+	call(16, ioctl, CONTROL, 0)		\
+	call(18, pwrite64, CONTENT, 0)		\
+	call(20, writev, CONTENT, 0)		\
+	call(40, sendfile64, CONTENT, 0)	\
+	call(49, bind, BIND, 1)			\
+	call(76, truncate, PATH, 0)		\
+	call(77, ftruncate, SIZE, 0)		\
+	call(82, rename, PATH, 0)		\
+	call(83, mkdir, PATH, 0)		\
+	call(84, rmdir, PATH, 0)		\
+	call(85, creat, CREATE, 0)		\
+	call(86, link, PATH, 0)			\
+	call(87, unlink, PATH, 0)		\
+	call(88, symlink, PATH, 0)		\
+	call(90, chmod, PATH, 0)		\
+	call(91, fchmod, ATTRIBUTES, 0)		\
+	call(92, chown, PATH, 0)		\
+	call(93, fchown, ATTRIBUTES, 0)		\
+	call(94, lchown, PATH, 0)		\
+	call(132, utime, PATH, 0)		\
+	call(133, mknod, PATH, 0)		\
+	call(155, pivot_root, MOUNT, 0)		\
+	call(163, acct, UNSEEN, 0)		\
+	call(165, mount, MOUNT, 0)		\
+	call(166, umount, MOUNT, 0)		\
+	call(167, swapon, UNSEEN, 0)		\
+	call(188, setxattr, PATH, 0)		\
+	call(189, lsetxattr, PATH, 0)		\
+	call(190, fsetxattr, ATTRIBUTES, 0)	\
+	call(197, removexattr, PATH, 0)		\
+	call(198, lremovexattr, PATH, 0)	\
+	call(199, fremovexattr, ATTRIBUTES, 0)	\
+	call(206, io_setup, UNSEEN, 0)		\
+	call(209, io_submit, BATCH, 0)		\
+	call(235, utimes, PATH, 0)		\
+	call(257, openat, OPEN, 2)		\
+	call(258, mkdirat, PATH_AT, 0)		\
+	call(259, mknodat, PATH_AT, 0)		\
+	call(260, fchownat, PATH_AT, 0)		\
+	call(261, futimesat, TIMES_AT, 0)	\
+	call(263, unlinkat, PATH_AT, 0)		\
+	call(264, renameat, PATH_AT_TWO, 0)	\
+	call(265, linkat, PATH_AT_TWO, 0)	\
+	call(266, symlinkat, PATH_AT, 1)	\
+	call(268, fchmodat, PATH_AT, 0)		\
+	call(275, splice, CONTENT, 2)		\
+	call(280, utimensat, TIMES_AT, 0)	\
+	call(285, fallocate, SIZE, 0)		\
+	call(296, pwritev, CONTENT, 0)		\
+	call(304, open_by_handle_at, OPEN, 2)	\
+	call(316, renameat2, PATH_AT_TWO, 0)	\
+	call(326, copy_file_range, CONTENT, 2)	\
+	call(328, pwritev2, CONTENT, 0)		\
+	SINCE_424(call)
+
+#define RULE(number, function, kind, arg) [number] = { kind, arg },
+
 static const struct rule native[NATIVE_CALLS] = {
-	[/* write */ 1] = { CONTENT, 0 },
-	[/* open */ 2] = { OPEN, 1 },
-	[/* mmap */ 9] = { MAP, 0 },
-	[/* ioctl */ 16] = { CONTROL, 0 },
-	[/* pwrite64 */ 18] = { CONTENT, 0 },
-	[/* writev */ 20] = { CONTENT, 0 },
-	[/* sendfile */ 40] = { CONTENT, 0 },
-	[/* bind */ 49] = { BIND, 1 },
-	[/* truncate */ 76] = { PATH, 0 },
-	[/* ftruncate */ 77] = { SIZE, 0 },
-	[/* rename */ 82] = { PATH, 0 },
-	[/* mkdir */ 83] = { PATH, 0 },
-	[/* rmdir */ 84] = { PATH, 0 },
-	[/* creat */ 85] = { CREATE, 0 },
-	[/* link */ 86] = { PATH, 0 },
-	[/* unlink */ 87] = { PATH, 0 },
-	[/* symlink */ 88] = { PATH, 0 },
-	[/* chmod */ 90] = { PATH, 0 },
-	[/* fchmod */ 91] = { ATTRIBUTES, 0 },
-	[/* chown */ 92] = { PATH, 0 },
-	[/* fchown */ 93] = { ATTRIBUTES, 0 },
-	[/* lchown */ 94] = { PATH, 0 },
-	[/* utime */ 132] = { PATH, 0 },
-	[/* mknod */ 133] = { PATH, 0 },
-	[/* pivot_root */ 155] = { MOUNT, 0 },
-	[/* acct */ 163] = { UNSEEN, 0 },
-	[/* mount */ 165] = { MOUNT, 0 },
-	[/* umount2 */ 166] = { MOUNT, 0 },
-	[/* swapon */ 167] = { UNSEEN, 0 },
-	[/* setxattr */ 188] = { PATH, 0 },
-	[/* lsetxattr */ 189] = { PATH, 0 },
-	[/* fsetxattr */ 190] = { ATTRIBUTES, 0 },
-	[/* removexattr */ 197] = { PATH, 0 },
-	[/* lremovexattr */ 198] = { PATH, 0 },
-	[/* fremovexattr */ 199] = { ATTRIBUTES, 0 },
-	[/* io_setup */ 206] = { UNSEEN, 0 },
-	[/* io_submit */ 209] = { BATCH, 0 },
-	[/* utimes */ 235] = { PATH, 0 },
-	[/* openat */ 257] = { OPEN, 2 },
-	[/* mkdirat */ 258] = { PATH_AT, 0 },
-	[/* mknodat */ 259] = { PATH_AT, 0 },
-	[/* fchownat */ 260] = { PATH_AT, 0 },
-	[/* futimesat */ 261] = { TIMES_AT, 0 },
-	[/* unlinkat */ 263] = { PATH_AT, 0 },
-	[/* renameat */ 264] = { PATH_AT_TWO, 0 },
-	[/* linkat */ 265] = { PATH_AT_TWO, 0 },
-	[/* symlinkat */ 266] = { PATH_AT, 1 },
-	[/* fchmodat */ 268] = { PATH_AT, 0 },
-	[/* splice */ 275] = { CONTENT, 2 },
-	[/* utimensat */ 280] = { TIMES_AT, 0 },
-	[/* fallocate */ 285] = { SIZE, 0 },
-	[/* pwritev */ 296] = { CONTENT, 0 },
-	[/* open_by_handle_at */ 304] = { OPEN, 2 },
-	[/* renameat2 */ 316] = { PATH_AT_TWO, 0 },
-	[/* copy_file_range */ 326] = { CONTENT, 2 },
-	[/* pwritev2 */ 328] = { CONTENT, 0 },
-	SINCE_424,
+	NATIVE_RULES(RULE)
 	[/* x32 ioctl */ 514] = { CONTROL, 0 },
 	[/* x32 writev */ 516] = { CONTENT, 0 },
 	[/* x32 pwritev */ 535] = { CONTENT, 0 },
@@ -194,7 +201,7 @@ static const struct rule compat[COMPAT_CALLS] = {
 	[/* copy_file_range */ 377] = { CONTENT, 2 },
 	[/* pwritev2 */ 379] = { CONTENT, 0 },
 	[/* utimensat_time64 */ 412] = { TIMES_AT, 0 },
-	SINCE_424,
+	SINCE_424(RULE)
 };
 
 #endif

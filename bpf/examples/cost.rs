@@ -33,6 +33,10 @@ fn main() -> Result<()> {
         .map_or(Ok(9), |pairs| pairs.parse())?;
     let place = Place::new()?;
     for programs in Programs::BY_COST {
+        if let Err(refusal) = place.open(programs).and_then(|t| Ok(t.close_and_unpin()?)) {
+            eprintln!("{programs}: {refusal}");
+            continue;
+        }
         println!("{}", measure(&place, programs, pairs)?);
     }
     Ok(())

@@ -24,25 +24,27 @@
 //! Known limits, which a reader of the counters must cover by other means:
 //! - A change that is under way is counted when it ends, or (tmpfs, by inodes) has been
 //!   counted when it began. Either way: no task running, or a freeze.
-//! - By system calls alone: a task outside of the sandbox that reaches into it by an
+//! - At system calls alone: a task outside of the sandbox that reaches into it by an
 //!   absolute path through its own root, and changes a name (not a content), is not seen.
 //! - A change through a superblock that is not watched (a mount the sandbox
 //!   made itself, its upper directory from the host) is not seen; the mount
 //!   counts, so watch again with the new device.
 //! - A new period knows nothing of shared mappings and io_uring instances made
-//!   before it.
+//!   before it, nor need it know of the end of a call that began before it.
 
 #![deny(unsafe_code)]
 
 mod bpffs;
 mod counters;
 mod ids;
+mod load;
 mod memory;
 mod misses;
 mod pins;
 mod probe;
 mod refusal;
 mod sets;
+mod symbols;
 mod tracer;
 
 pub use bpffs::MountError;

@@ -22,15 +22,16 @@ use aya::maps::{Map, MapData, MapError};
 use aya::pin::PinError;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{BtfTracePoint, ProgramError};
-use aya::{Btf, BtfError, Ebpf, EbpfError, EbpfLoader};
+use aya::{BtfError, EbpfError};
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
 use crate::bpffs::{self, MountError};
+use crate::load;
 use crate::memory;
 use crate::probe::{Unsupported, probe};
 use crate::refusal::one_line;
-use crate::sets::{Programs, Set};
+use crate::sets::{Function, Programs, Set};
 
 pub(crate) const SANDBOXES: &str = "sandboxes";
 pub(crate) const DEVICES: &str = "devices";
@@ -38,13 +39,15 @@ pub(crate) const MEMBERS: &str = "members";
 pub(crate) const LOST_ANYWHERE: &str = "lost_anywhere";
 pub(crate) const ATTENTION: &str = "attention";
 pub(crate) const SPARED: &str = "spared";
-const MAPS: [&str; 6] = [
+pub(crate) const PATCHES: &str = "patches";
+pub(crate) const MAPS: [&str; 7] = [
     SANDBOXES,
     DEVICES,
     MEMBERS,
     LOST_ANYWHERE,
     ATTENTION,
     SPARED,
+    PATCHES,
 ];
 
 const SET: &str = "set-";
@@ -97,6 +100,9 @@ pub enum OpenError {
         /// Program or map.
         name: &'static str,
     },
+    /// What the kernel has cannot be told.
+    #[error("look for the kernel's functions: {0}")]
+    Symbols(#[source] io::Error),
     /// Nothing was to be tried.
     #[error("no set of programs was asked for")]
     NoPrograms,
@@ -122,7 +128,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    fn program(verb: &'static str, name: &'static str, source: ProgramError) -> Self {
+    pub(crate) fn program(verb: &'static str, name: &'static str, source: ProgramError) -> Self {
         Self::Program { verb, name, source }
     }
 
@@ -130,7 +136,7 @@ impl OpenError {
     fn refuses_programs(&self) -> bool {
         matches!(
             self,
-            Self::Load(_) | Self::Program { .. } | Self::Missing { .. }
+            Self::Load(_) | Self::Program { .. } | Self::Missing { .. } | Self::Symbols(_)
         )
     }
 }
@@ -230,7 +236,8 @@ impl Pins {
         }
         let mut program = BtfTracePoint::from_pin(self.set.join(program_name(name)))
             .map_err(|source| OpenError::program("open", name, source))?;
-        attach(&self.set, name, &mut program)
+        let link = program.attach().and_then(|id| program.take_link(id));
+        load::pin_link(&self.set, name, link.map(FdLink::from))
     }
 
     /// And detaches it.
@@ -245,9 +252,13 @@ impl Pins {
     }
 
     /// Where the programs are pinned that may miss events.
-    pub(crate) fn may_miss(&self) -> impl Iterator<Item = PathBuf> {
-        let names = self.programs.set().may_miss.iter();
-        names.map(|name| self.set.join(program_name(name)))
+    pub(crate) fn may_miss(&self) -> Vec<PathBuf> {
+        let set = self.programs.set();
+        let at = |name: &str| self.set.join(program_name(name));
+        let tracepoints = set.may_miss.iter().map(|name| at(name));
+        let functions = set.functions().map(|function| at(function.program));
+        let functions = functions.filter(|pin| pin.exists());
+        tracepoints.chain(functions).collect()
     }
 
     pub(crate) fn instance(&self) -> &str {
@@ -281,12 +292,12 @@ fn object_id(object: &[u8]) -> String {
     blake3::hash(object).to_hex()[..16].to_owned()
 }
 
-fn link_name(tracepoint: &str) -> String {
-    format!("link_{tracepoint}")
+pub(crate) fn link_name(program: &str) -> String {
+    format!("link_{program}")
 }
 
-fn program_name(tracepoint: &str) -> String {
-    format!("prog_{tracepoint}")
+pub(crate) fn program_name(program: &str) -> String {
+    format!("prog_{program}")
 }
 
 /// The names of sets, whole or not; whatever else is there is not ours.
@@ -313,6 +324,11 @@ fn is_whole(directory: &Path, set: &Set) -> bool {
         && on_demand.chain(set.tracepoints).all(|name| {
             let pin = directory.join(program_name(name));
             pin.exists()
+        })
+        && set.functions().all(|Function { program, .. }| {
+            // Neither is there of what the kernel has not. Links are removed first.
+            !directory.join(program_name(program)).exists()
+                || PinnedLink::from_pin(directory.join(link_name(program))).is_ok()
         })
 }
 
@@ -347,7 +363,7 @@ fn build(directory: &Path, set: &Set, prefix: &str) -> Result<(PathBuf, String),
     let new = directory.join(format!("{NEW}{instance}"));
     let path = directory.join(format!("{prefix}{instance}"));
     fs::create_dir(&new).map_err(|source| at("create", &new, source))?;
-    let loaded = load_into(&new, set);
+    let loaded = load::into(&new, set);
     memory::give_back();
     if let Err(error) = loaded {
         // The next owner sweeps what this cannot.
@@ -356,66 +372,6 @@ fn build(directory: &Path, set: &Set, prefix: &str) -> Result<(PathBuf, String),
     }
     fs::rename(&new, &path).map_err(|source| at("rename to", &path, source))?;
     Ok((path, instance))
-}
-
-fn load_into(new: &Path, set: &Set) -> Result<(), OpenError> {
-    let btf = Btf::from_sys_fs()?;
-    let mut object = EbpfLoader::new().btf(Some(&btf)).load(set.object)?;
-    for name in MAPS {
-        let path = new.join(name);
-        object
-            .map(name)
-            .ok_or(OpenError::Missing { name })?
-            .pin(&path)
-            .map_err(|source| OpenError::Pin { path, source })?;
-    }
-    if let Some(name) = set.on_demand {
-        load(new, name, &mut object, &btf)?;
-    }
-    for name in set.optional {
-        // Without it, what it would count stays at rest.
-        if let Ok(program) = load(new, name, &mut object, &btf) {
-            attach(new, name, program)?;
-        }
-    }
-    // Last, so that nothing is counted by a set that is not made.
-    for name in set.tracepoints {
-        let program = load(new, name, &mut object, &btf)?;
-        attach(new, name, program)?;
-    }
-    Ok(())
-}
-
-fn load<'a>(
-    new: &Path,
-    name: &'static str,
-    object: &'a mut Ebpf,
-    btf: &Btf,
-) -> Result<&'a mut BtfTracePoint, OpenError> {
-    let failed = |source| OpenError::program("load", name, source);
-    let program: &mut BtfTracePoint = object
-        .program_mut(name)
-        .ok_or(OpenError::Missing { name })?
-        .try_into()
-        .map_err(failed)?;
-    program.load(name, btf).map_err(failed)?;
-    let path = new.join(program_name(name));
-    program
-        .pin(&path)
-        .map_err(|source| OpenError::Pin { path, source })?;
-    Ok(program)
-}
-
-fn attach(set: &Path, name: &'static str, program: &mut BtfTracePoint) -> Result<(), OpenError> {
-    let link = program
-        .attach()
-        .and_then(|id| program.take_link(id))
-        .map_err(|source| OpenError::program("attach", name, source))?;
-    let path = set.join(link_name(name));
-    FdLink::from(link)
-        .pin(&path)
-        .map_err(|source| OpenError::Pin { path, source })?;
-    Ok(())
 }
 
 /// Links first: what is left if this stops halfway is no longer counting, and

@@ -26,6 +26,10 @@ use crate::sets::Programs;
 /// How many superblocks one sandbox may call its own (`CRAB_MAX_DEVICES`).
 pub const MAX_DEVICES: usize = 32;
 
+/// What `patches` counts (`enum crab_patch`).
+const BEGUN: u32 = 0;
+const ENDED: u32 = 1;
+
 /// Only if the key is new (BPF_NOEXIST).
 const NO_EXIST: u64 = 1;
 
@@ -110,6 +114,7 @@ pub struct Tracer {
     lost: Array<MapData, u64>,
     attention: Array<MapData, u64>,
     spared: HashMap<MapData, u64, SparedWords>,
+    patches: Array<MapData, u64>,
     misses: Vec<Misses>,
     /// What `members` holds.
     watched: BTreeMap<CgroupId, Member>,
@@ -148,7 +153,7 @@ impl Tracer {
             T::try_from(pins.map(name)?).map_err(|source| OpenError::Map { name, source })
         }
         let pins = Pins::open(pin_dir, choice)?;
-        let misses: Result<Vec<_>, _> = pins.may_miss().map(|pin| Misses::of(&pin)).collect();
+        let misses: Result<Vec<_>, _> = pins.may_miss().iter().map(|pin| Misses::of(pin)).collect();
         let mut tracer = Self {
             misses: misses.map_err(OpenError::Misses)?,
             sandboxes: typed(&pins, pins::SANDBOXES)?,
@@ -157,6 +162,7 @@ impl Tracer {
             lost: typed(&pins, pins::LOST_ANYWHERE)?,
             attention: typed(&pins, pins::ATTENTION)?,
             spared: typed(&pins, pins::SPARED)?,
+            patches: typed(&pins, pins::PATCHES)?,
             watched: BTreeMap::new(),
             pins,
         };
@@ -187,11 +193,19 @@ impl Tracer {
 
     /// Names the period for which `cgroup` was counted without interruption:
     /// counters are comparable only within one. It differs between loads of
-    /// the programs, and between watches of the same cgroup with a gap between.
+    /// the programs, between watches of the same cgroup with a gap between, and where
+    /// the kernel may have let calls under way pass programs by. A call that began in
+    /// an earlier period may end in this one uncounted.
     #[must_use]
     pub fn period(&self, cgroup: CgroupId) -> Option<String> {
         let member = self.watched.get(&cgroup)?;
-        Some(format!("{}.{:x}", self.instance(), member.period))
+        let patched = match (self.patches.get(&BEGUN, 0), self.patches.get(&ENDED, 0)) {
+            (Ok(begun), Ok(ended)) if begun == ended => format!("{ended:x}"),
+            // It goes on, for all we know: until it is over, no two readings are of the
+            // same period.
+            _ => format!("at {:x}", now(ClockId::Boottime)),
+        };
+        Some(format!("{}.{:x}.{patched}", self.instance(), member.period))
     }
 
     /// The cgroups that are watched, those of an earlier tracer included.

@@ -230,13 +230,18 @@ fn code(result: ttrpc::Result<Effects>) -> (Code, String) {
     }
 }
 
-/// The set that this kernel takes: that at the inodes since Linux 6.13.
+/// The set that this kernel takes: that at the inodes since Linux 6.13; before, that at the
+/// ends of functions, unless nobody may patch them.
 fn programs() -> &'static str {
     let types = fs::read("/sys/kernel/btf/vmlinux").unwrap();
     let name = b"\0btf_trace_ctime_ns_xchg\0";
-    match types.windows(name.len()).any(|window| window == name) {
-        true => "tp_btf:inodes",
-        false => "tp_btf:syscalls",
+    if types.windows(name.len()).any(|window| window == name) {
+        return "tp_btf:inodes";
+    }
+    let lockdown = fs::read_to_string("/sys/kernel/security/lockdown");
+    match lockdown.is_ok_and(|state| !state.contains("[none]")) {
+        true => "tp_btf:syscalls",
+        false => "fexit:syscalls",
     }
 }
 

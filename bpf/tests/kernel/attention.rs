@@ -38,7 +38,7 @@ fn is_attached(world: &World) -> bool {
 }
 
 /// Until a thread of the process is blocked in one of these calls, and all are off the CPU.
-fn waits_in(pid: u32, numbers: &[i64]) {
+pub(crate) fn waits_in(pid: u32, numbers: &[i64]) {
     let is_in = |text: &String| {
         let first = text.split(' ').next().unwrap_or_default();
         first

@@ -4,9 +4,13 @@
 use std::fs;
 use std::path::Path;
 
-use crab_bpf::{OpenError, Tracer};
+use aya::programs::fexit::FExitLink;
+use aya::programs::{FExit, ProgramError};
+use aya::{Btf, Ebpf};
+use crab_bpf::{OpenError, Programs, Tracer};
 
-use crate::world::{Seat, difference, look, worlds};
+use crate::attention::waits_in;
+use crate::world::{Seat, World, difference, look, worlds};
 
 fn set_of(pins: &Path) -> String {
     let mut names: Vec<_> = fs::read_dir(pins)
@@ -40,6 +44,59 @@ fn counting_goes_on_while_there_is_no_tracer() {
         agent.go_on();
         world.finish(agent);
         assert_eq!(world.run("write", Seat::Inside, &directory).files, 1);
+    }
+}
+
+/// Another program at a function, as long as this is there.
+fn stranger() -> Result<FExitLink, ProgramError> {
+    static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/stranger.bpf.o"));
+    let types = Btf::from_sys_fs().unwrap();
+    let mut object = Ebpf::load(OBJECT).unwrap();
+    let program = object.program_mut("stranger").unwrap();
+    let program: &mut FExit = program.try_into()?;
+    program.load("__x64_sys_splice", &types)?;
+    let link = program.attach()?;
+    program.take_link(link)
+}
+
+#[test]
+fn a_call_that_ends_after_a_stranger_came_and_went_is_counted_or_another_period_is_told() {
+    for mut world in worlds() {
+        let directory = world.tmpfs.path().to_path_buf();
+        let mut agent = world.start("splice from a fifo", Seat::Inside, &directory);
+        look(&directory);
+        agent.go_on();
+        waits_in(world.pid(&agent), &[libc::SYS_splice]);
+        let cgroup = world.cgroup.id();
+        let periods = |world: &mut World| world.tracer().period(cgroup).unwrap();
+        let (before, period) = (world.effects(), periods(&mut world));
+        assert_eq!(periods(&mut world), period);
+
+        let stranger = stranger();
+        assert!(
+            world.programs != Programs::Exits || stranger.is_ok(),
+            "{stranger:?}"
+        );
+        let meanwhile = periods(&mut world);
+        drop(stranger);
+
+        fs::write(directory.join("new"), "text").unwrap();
+        assert!(agent.reaches("after"));
+        if world.programs == Programs::Exits {
+            assert_ne!(meanwhile, period);
+            assert_ne!(periods(&mut world), meanwhile);
+        } else {
+            assert_eq!(periods(&mut world), period);
+            assert!(difference(&world.effects(), &before).files > 0);
+        }
+        agent.go_on();
+        world.finish(agent);
+        let effects = world.run("write", Seat::Inside, &directory);
+        assert_eq!(
+            (effects.files, effects.lost),
+            (1, 0),
+            "the next ones are counted"
+        );
     }
 }
 

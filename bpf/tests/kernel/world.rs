@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -26,11 +27,28 @@ pub(crate) struct World {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) tracer: Option<Tracer>,
     pub(crate) programs: Programs,
+    /// Calls may still be counted when it is left.
+    attended: bool,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
+
+/// Who attaches or detaches programs at functions begins another period for all others.
+static PATCHING: Mutex<()> = Mutex::new(());
+
+/// Only this set.
+const ONLY: &str = "CRAB_TEST_PROGRAMS";
+
+/// Where each world that has a set at functions finds it as the one before has left it, and
+/// leaves it: to load it, and to detach it even more, takes most of a minute under emulation.
+const KEPT: &str = "CRAB_TEST_KEPT_PINS";
 
 /// One for each set of programs that this kernel takes.
 pub(crate) fn worlds() -> impl Iterator<Item = World> {
-    Programs::BY_COST.into_iter().filter_map(|programs| {
+    let only = std::env::var(ONLY).ok();
+    let wanted =
+        move |programs: &Programs| only.as_ref().is_none_or(|only| programs.name() == only);
+    let sets = Programs::BY_COST.into_iter().filter(wanted);
+    sets.filter_map(|programs| {
         println!("with {programs}");
         World::of(programs)
     })
@@ -42,6 +60,15 @@ fn has_tracepoint(name: &str) -> bool {
     types
         .windows(name.len())
         .any(|window| window == name.as_bytes())
+}
+
+/// Whether the kernel lets nobody patch its text (lockdown).
+fn text_is_locked() -> bool {
+    let directory = tempfile::tempdir().unwrap();
+    let _mounted = Mounted::securityfs(&directory.path().join("security"));
+    // A kernel that has no lockdown has no such file.
+    fs::read_to_string(directory.path().join("security/lockdown"))
+        .is_ok_and(|state| !state.contains("[none]"))
 }
 
 impl World {
@@ -59,6 +86,15 @@ impl World {
             println!("skipped: {programs} needs Linux 6.13");
             return None;
         }
+        if programs == Programs::Exits && text_is_locked() {
+            // Nor can it be had there: scripts/test runs them in a machine of its own.
+            println!("left out: {programs} needs a kernel whose text may be patched");
+            return None;
+        }
+        let alone = (programs == Programs::Exits).then(|| {
+            let alone = PATCHING.lock();
+            alone.unwrap_or_else(std::sync::PoisonError::into_inner)
+        });
         let directory = tempfile::tempdir().unwrap();
         let tmpfs = Mounted::tmpfs(&directory.path().join("tmpfs"));
         let mut world = Self {
@@ -68,6 +104,8 @@ impl World {
             directory,
             tracer: None,
             programs,
+            attended: false,
+            _alone: alone,
         };
         world.open();
         let (id, device) = (world.cgroup.id(), world.tmpfs.device());
@@ -75,8 +113,14 @@ impl World {
         Some(world)
     }
 
+    fn kept_pins(&self) -> Option<PathBuf> {
+        let kept = std::env::var_os(KEPT).map(PathBuf::from);
+        kept.filter(|_| self.programs == Programs::Exits)
+    }
+
     pub(crate) fn pin_dir(&self) -> PathBuf {
-        self.directory.path().join("pins")
+        let own = || self.directory.path().join("pins");
+        self.kept_pins().unwrap_or_else(own)
     }
 
     pub(crate) fn open(&mut self) {
@@ -105,6 +149,7 @@ impl World {
             pids: spared.to_vec(),
         };
         let cgroup = self.cgroup.id();
+        self.attended = true;
         self.tracer().attend(cgroup, &spared, duration).unwrap();
     }
 
@@ -194,12 +239,37 @@ impl Drop for World {
         if self.tracer.is_none() {
             self.tracer = Tracer::open_first_of(&self.pin_dir(), &[self.programs]).ok();
         }
+        if self.kept_pins().is_some() && !self.attended {
+            if let Some(tracer) = &mut self.tracer {
+                for cgroup in tracer.watched() {
+                    tracer.unwatch(cgroup).unwrap();
+                }
+            }
+            wait_for_detaching(1);
+            return;
+        }
         if let Some(tracer) = self.tracer.take() {
             let closed = tracer.close_and_unpin();
             if !std::thread::panicking() {
                 closed.unwrap();
             }
         }
+        if self.programs == Programs::Exits {
+            wait_for_detaching(0);
+        }
+    }
+}
+
+/// The kernel detaches later what is unpinned, which begins another period for who came
+/// meanwhile: waits until so many sets are left.
+fn wait_for_detaching(left: usize) {
+    let sets = || {
+        let programs = aya::programs::loaded_programs().flatten();
+        programs.filter(|p| p.name() == b"patch_ends").count()
+    };
+    let start = Instant::now();
+    while sets() > left && start.elapsed() < Duration::from_secs(60) {
+        sleep(Duration::from_millis(10));
     }
 }
 
@@ -242,6 +312,12 @@ impl Mounted {
     pub(crate) fn tmpfs(at: &Path) -> Self {
         fs::create_dir(at).unwrap();
         mount("crab-test", at, "tmpfs", MountFlags::empty(), None).unwrap();
+        Self(at.to_path_buf())
+    }
+
+    fn securityfs(at: &Path) -> Self {
+        fs::create_dir(at).unwrap();
+        mount("crab-test", at, "securityfs", MountFlags::empty(), None).unwrap();
         Self(at.to_path_buf())
     }
 

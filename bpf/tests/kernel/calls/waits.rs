@@ -7,10 +7,10 @@ use std::os::unix::net::UnixListener;
 
 use rustix::event::epoll;
 
-use super::Call;
-use crate::agent::{measured, sys};
+use super::*;
 
-/// The listener, and how the agent waits at it.
+/// The listener, and how the agent waits at it; or a FIFO, of which it moves something to a
+/// file once.
 pub(crate) const WAITS: &[(&str, Call)] = &[
     ("accept", |directory| {
         let listener = UnixListener::bind(directory.join("socket")).unwrap();
@@ -36,6 +36,18 @@ pub(crate) const WAITS: &[(&str, Call)] = &[
                 }
                 events.clear();
             }
+        });
+    }),
+    ("splice from a fifo", |directory| {
+        let path = new(directory);
+        let fifo = libc::S_IFIFO as usize | 0o600;
+        did(sys(libc::SYS_mknod, &[ptr(&path), fifo]));
+        let mut both = OpenOptions::new();
+        both.read(true).write(true);
+        let fifo = both.open(directory.join("new")).unwrap();
+        let fifo = fifo.as_raw_fd() as usize;
+        on_file(directory, |fd| {
+            sys(libc::SYS_splice, &[fifo, 0, fd, 0, 4, 0])
         });
     }),
     ("handler", |_| {
