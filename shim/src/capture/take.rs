@@ -98,7 +98,13 @@ impl Capture {
             epoch: now.ok(),
         };
         self.known.owed = true;
-        let in_motion = !set.at_rest() || unseen;
+        // A call that sleeps, and was begun in an earlier period of counting, may end
+        // uncounted. A freeze has it begun anew.
+        let uncounted = match (&self.known.base, &look.epoch) {
+            (Some(before), Some(now)) => before.instance != now.instance,
+            _ => true,
+        };
+        let in_motion = !set.at_rest() || unseen || uncounted && !set.is_empty();
         self.known.unseen = unseen;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
