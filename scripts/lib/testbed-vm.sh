@@ -124,6 +124,7 @@ run_vm() {
     readers+=($!)
     # One processor: the kernel patches its own text while it runs, and with several the emulation now and then executes
     # what is patched no more (a panic: "Oops: int3" in __schedule).
+    # Nor does it matter how long it takes to boot: --limit ends what hangs.
     # -no-reboot: a panic ends it. Its changes of the disk are in TMPDIR, unlinked.
     (
         exec {CACHE_LOCK}>&- {RUN_LOCK}<&- {held_out}>&- {held_err}>&-
@@ -133,7 +134,7 @@ run_vm() {
             setpriv --pdeathsig KILL \
             qemu-system-x86_64 -name crab-testbed -nodefaults -no-user-config -display none -no-reboot \
             -machine q35 -accel tcg,thread=single -cpu max -smp 1 -m 3G \
-            -kernel "$VM/vmlinuz" -append "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 systemd.getty_auto=no quiet" \
+            -kernel "$VM/vmlinuz" -append "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 systemd.getty_auto=no systemd.default_device_timeout_sec=900 systemd.default_timeout_start_sec=900 quiet" \
             -drive "if=none,id=root,file=$VM/disk.ext4,format=raw,snapshot=on" -device nvme,drive=root,serial=root \
             -drive "if=none,id=src,file=$RUN/src.ext4,format=raw" -device virtio-blk-pci,drive=src \
             -chardev "file,id=console,path=$log/console.log" -serial chardev:console \
