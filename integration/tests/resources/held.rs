@@ -2,8 +2,10 @@
 
 //! Held before a checkpoint, and after it was gone back to.
 
+use std::fs;
+
 use anyhow::{Result, ensure};
-use crab_integration::{DEBIAN, RunOptions, Sandbox, Testbed};
+use crab_integration::{DEBIAN, Driver, RunOptions, Sandbox, Testbed, skip};
 
 use crate::holder::{ask, dumps_inet_sockets, start};
 
@@ -35,16 +37,36 @@ fn comes_back(testbed: &Testbed, sandbox: &Sandbox, names: &[&str]) -> Result<()
     Ok(())
 }
 
+/// How often a shim has had the runtime ask CRIU, where it would rather have done so itself.
+fn detours() -> Result<usize> {
+    let log = fs::read_to_string("/var/log/containerd.log")?;
+    Ok(log.matches("CRIU is asked through the runtime").count())
+}
+
 #[test]
 fn what_a_program_holds_it_holds_when_it_comes_back() -> Result<()> {
     let testbed = Testbed::here()?;
+    if !testbed.driver().keeps_processes() {
+        return skip("the runtime keeps no processes");
+    }
+    let _alone = testbed.alone();
+    let before = detours()?;
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
-    comes_back(&testbed, &sandbox, &ALL)
+    comes_back(&testbed, &sandbox, &ALL)?;
+    let direct = detours()? == before;
+    ensure!(
+        direct == (testbed.driver() == Driver::Runc),
+        "asked directly: {direct}"
+    );
+    Ok(())
 }
 
 #[test]
 fn connections_come_back_or_their_loss_is_said() -> Result<()> {
     let testbed = Testbed::here()?;
+    if !testbed.driver().keeps_processes() {
+        return skip("the runtime keeps no processes");
+    }
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
     if dumps_inet_sockets()? {
         return comes_back(&testbed, &sandbox, &["Tcp", "Pipe"]);

@@ -2,7 +2,7 @@
 //! What keeps CRIU from an image of the processes, or would have it do harm: as far as it can
 //! be known before anything is frozen.
 
-use std::{fs, os::unix::ffi::OsStrExt, path::Path};
+use std::{collections::BTreeSet, fs, os::unix::ffi::OsStrExt, path::Path};
 
 use super::{Process, Set, holds::targets};
 
@@ -25,6 +25,7 @@ impl Set {
     pub fn obstacles(&self, init: i32) -> Vec<String> {
         let time_ns = |dir: &Path| fs::read_link(dir.join("ns/time")).ok();
         let init_time = time_ns(Path::new(&format!("/proc/{init}")));
+        let pids: BTreeSet<i32> = self.processes.values().map(|process| process.pid).collect();
         let mut found = Vec::new();
         for process in self.processes.values() {
             let mut tell = |what: &str| {
@@ -40,8 +41,9 @@ impl Set {
             if time_ns(&process.dir()) != init_time {
                 tell("is in another time namespace than the init");
             }
-            if is_traced(process) {
-                tell("is traced by a debugger, and has no place for CRIU");
+            // From outside it may be ourselves, or CRIU, for a capture that is under way.
+            if tracer(process).is_some_and(|tracer| pids.contains(&tracer)) {
+                tell("is traced by another, and has no place for CRIU");
             }
             let held: Vec<_> = targets(process).collect();
             for (target, what) in OPAQUE {
@@ -58,12 +60,11 @@ impl Set {
 }
 
 /// `TracerPid` of proc_pid_status(5).
-fn is_traced(process: &Process) -> bool {
-    let status = fs::read(process.dir().join("status")).unwrap_or_default();
-    let tracer = status
-        .split(|byte| *byte == b'\n')
-        .find_map(|line| line.strip_prefix(b"TracerPid:"));
-    tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
+fn tracer(process: &Process) -> Option<i32> {
+    let status = fs::read(process.dir().join("status")).ok()?;
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let tracer = lines.find_map(|line| line.strip_prefix(b"TracerPid:"))?;
+    std::str::from_utf8(tracer).ok()?.trim().parse().ok()
 }
 
 /// A dump interrupts system calls, and busybox's sleep does not sleep on.
