@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+
 use super::{Process, Set};
 
 impl Set {
@@ -67,6 +69,29 @@ impl Set {
             })
             .sum();
         pages * rustix::param::page_size() as u64
+    }
+
+    /// The files without a name that are open, memory files among them, in bytes: an image
+    /// holds their content.
+    pub fn nameless_bytes(&self) -> u64 {
+        let mut seen = BTreeSet::new();
+        let mut bytes: u64 = 0;
+        for process in self.iter() {
+            let fds = fs::read_dir(process.dir().join("fd"));
+            for entry in fds.into_iter().flatten().flatten() {
+                // What the kernel knows by itself: a file system's server may be in the sandbox.
+                let flags = AtFlags::STATX_DONT_SYNC;
+                let Ok(stat) = statx(CWD, entry.path(), flags, StatxFlags::BASIC_STATS) else {
+                    continue;
+                };
+                let regular = FileType::from_raw_mode(stat.stx_mode.into()).is_file();
+                let file = (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino);
+                if regular && stat.stx_nlink == 0 && seen.insert(file) {
+                    bytes = bytes.saturating_add(stat.stx_blocks.saturating_mul(512));
+                }
+            }
+        }
+        bytes
     }
 
     /// A process that holds an internet socket: one that the socket tables of its

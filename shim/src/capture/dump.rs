@@ -129,7 +129,8 @@ impl Capture {
         // In memory, as the sandbox stands still meanwhile; but not at the price of
         // the host's.
         let Directories { memory, disk, .. } = container.directories();
-        let images = if set.image_bytes() <= config.checkpoints.staging_bytes {
+        let bytes = set.image_bytes().saturating_add(set.nameless_bytes());
+        let images = if bytes <= config.checkpoints.staging_bytes {
             memory
         } else {
             disk
@@ -194,8 +195,9 @@ impl Capture {
     }
 }
 
-/// The largest file without a name that an image holds. CRIU's own limit is 1 MiB.
-const NAMELESS_LIMIT: u32 = 1 << 30;
+/// The largest file without a name that an image holds. CRIU's own limit is 1 MiB, less than
+/// what databases and editors have.
+const NAMELESS_LIMIT: u32 = 256 << 20;
 
 /// Whether a process has a TCP connection, or another network namespace than the init; what
 /// is not known counts as one.
