@@ -21,6 +21,7 @@ mod records;
 mod remainder;
 mod request;
 mod session;
+mod unlocked;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,6 +45,7 @@ pub use self::{
     remainder::Remainder,
     request::Extent,
     session::{Begun, SessionError},
+    unlocked::lock_nothing,
 };
 use crate::{
     program::find_program,

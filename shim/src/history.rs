@@ -240,6 +240,7 @@ fn grant(
     can_restore(&container.runtime, &manifest)?;
     let reader = sandbox.reader(&manifest)?;
     let images = stage_processes(
+        container,
         &manifest,
         &reader,
         &container.run_dir.join("restore-images"),
@@ -262,6 +263,7 @@ fn grant(
 /// Writes a checkpoint's process image, if it has one, into an empty directory
 /// from which CRIU can restore it together with the checkpoint's files.
 pub(crate) fn stage_processes(
+    container: &Container,
     manifest: &Manifest,
     reader: &ObjectReader,
     dir: &Path,
@@ -289,6 +291,9 @@ pub(crate) fn stage_processes(
     }
     make_private_dir(dir)?;
     criu::materialise(&image, reader, dir)?;
+    if let Ok(criu) = container.criu() {
+        criu::lock_nothing(&criu, dir)?;
+    }
     for (path, tree) in ours {
         let file =
             fs::File::create_new(&path).with_context(|| format!("write {}", path.display()))?;

@@ -220,7 +220,7 @@ impl Task {
             let rootfs = container.bundle.rootfs();
             let staged = |manifest: &Manifest, dir: &str| {
                 let dir = container.run_dir.join(dir);
-                stage_processes(manifest, &store.reader(manifest)?, &dir)
+                stage_processes(&container, manifest, &store.reader(manifest)?, &dir)
             };
             fault::point(&container, "cold-stage")?;
             let (target, way_back) = thread::scope(|scope| {
