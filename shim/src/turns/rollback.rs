@@ -108,6 +108,7 @@ impl Task {
         }
         self.tell(|status| status.checkpoint = Some(checkpoint));
         if verify && cold_because.is_some() {
+            self.note_processes().await;
             verified = self.compare_with(manifest).await.map(Some);
         }
         tracing::info!(
@@ -139,6 +140,7 @@ impl Task {
         now: Manifest,
     ) -> Result<Duration> {
         let turn = manifest.turn;
+        self.finish_removal().await;
         let (target, way_back) = self.prepare(store, manifest, now).await?;
         let client = self
             .container
@@ -159,6 +161,7 @@ impl Task {
                 if let Err(left) = self.clear().await {
                     tracing::error!(error = %format!("{left:#}"), "processes are left");
                 }
+                self.unrecorded = None;
                 self.container.processes.replace_failed();
                 Err(error.context(format!(
                     "the sandbox has ended, as it could not be put back either ({again:#}); \
@@ -283,12 +286,7 @@ impl Task {
             .revive(&manifest, images, Some(index), client, &mut laps)
             .await;
         let Err(error) = revived else {
-            blocking(move || {
-                exchanged.keep();
-                Ok(())
-            })
-            .await?;
-            laps.lap("keep");
+            self.removal = Some(tokio::task::spawn_blocking(move || exchanged.keep()));
             laps.tell();
             return Ok(());
         };
@@ -392,11 +390,26 @@ impl Task {
             history.capture = Some(capture);
             history.version = Some(manifest.clone());
         }
-        if let Err(error) = self.after_start(!fresh).await {
+        self.unrecorded = Some(!fresh);
+        Ok(())
+    }
+
+    /// Takes note of processes that a rollback has brought back: nobody waits for that
+    /// but who comes next.
+    pub(super) async fn note_processes(&mut self) {
+        let Some(restored) = self.unrecorded.take() else {
+            return;
+        };
+        if let Err(error) = self.after_start(restored).await {
             tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
         }
-        laps.lap("record");
-        Ok(())
+    }
+
+    /// Waits until the files of before the last rollback are removed.
+    pub(super) async fn finish_removal(&mut self) {
+        if let Some(removal) = self.removal.take() {
+            let _ = removal.await;
+        }
     }
 }
 

@@ -180,6 +180,11 @@ pub(super) struct Task {
     pub(super) commands: HashMap<String, String>,
     /// A look that does not come back: no other is begun.
     pub(super) stuck: Option<JoinHandle<()>>,
+    /// Processes that a rollback has brought back are not on record yet; whether they were
+    /// restored by CRIU.
+    pub(super) unrecorded: Option<bool>,
+    /// The files of before a rollback are being removed.
+    pub(super) removal: Option<JoinHandle<()>>,
 }
 
 impl Task {
@@ -202,6 +207,8 @@ impl Task {
             inside: None,
             commands: HashMap::new(),
             stuck: None,
+            unrecorded: None,
+            removal: None,
         }
     }
 
@@ -335,6 +342,7 @@ impl Task {
             }
             Message::Rollback(wish, reply) => {
                 let _ = reply.send(self.roll_back(wish).await);
+                self.note_processes().await;
             }
             Message::Verify(turn, reply) => {
                 let _ = reply.send(self.verify(turn).await);
@@ -423,6 +431,7 @@ impl Task {
     async fn close(&mut self) {
         self.settle_turn().await;
         self.finish_pending().await;
+        self.finish_removal().await;
         if let Some(watch) = self.watch.take() {
             watch.abort();
         }
