@@ -7,7 +7,7 @@
 //!                              sandboxes  cgroup id -> counters     a set of them,
 //!                              devices    dev_t     -> counters     see Programs
 //!                              members    cgroup id -> devices
-//!                              lost_anywhere, attention, spared
+//!                              lost_anywhere, attention, spared, patches
 //! ```
 //!
 //! The programs answer one question, with no false "no": *may this sandbox
