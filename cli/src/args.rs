@@ -5,9 +5,13 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
-use crab_store::TurnId;
+use crab_store::TagName;
 
-use crate::error::{CliError, Code};
+use crate::{
+    error::{CliError, Code},
+    named::TurnName,
+    units,
+};
 
 const LONG_ABOUT: &str = "\
 Crab makes every turn of an AI agent's sandbox recoverable.
@@ -33,6 +37,8 @@ A first walk:
   crab diff -u demo 0 1          what differs between the ends of two turns
   crab rollback demo --turn 0    as if it had never been
   crab verify demo               whether it is as the checkpoint has it
+  crab tag demo 1 good           keep turn 1, and call it good
+  crab du                        how much disk all that takes
   crab doctor                    whether this host has what Crab needs
 With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
 
@@ -47,6 +53,7 @@ Exit codes:
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
   5  verify, rollback --verify, diff --exit-code: the two states differ
+  6  fsck: something is damaged; with --repair: a checkpoint was lost
 An error is one line on standard error: `crab: WHAT: WHY; WHAT TO DO`.
 
 Files:
@@ -108,9 +115,9 @@ pub(crate) enum Command {
         /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
-        /// The turn
-        #[arg(value_name = "TURN", value_parser = turn)]
-        turn: TurnId,
+        /// The turn: its number, or a name that `crab tag` gave it
+        #[arg(value_name = "TURN")]
+        turn: TurnName,
     },
     /// Show how a sandbox differs between the ends of two turns
     ///
@@ -129,10 +136,10 @@ pub(crate) enum Command {
         sandbox: String,
         /// The turn whose end is the one side (-)
         #[arg(value_name = "A")]
-        a: TurnId,
+        a: TurnName,
         /// The turn whose end is the other side (+)
         #[arg(value_name = "B")]
-        b: TurnId,
+        b: TurnName,
         /// Show how the text of files differs, as diff -u does
         #[arg(short, long)]
         unified: bool,
@@ -179,9 +186,10 @@ pub(crate) enum Command {
         /// name of a Docker container
         #[arg(value_name = "S")]
         sandbox: String,
-        /// The turn at whose end the sandbox was as it shall be
-        #[arg(long, value_name = "TURN", value_parser = turn)]
-        turn: TurnId,
+        /// The turn at whose end the sandbox was as it shall be: its number, or a
+        /// name that `crab tag` gave it
+        #[arg(long, value_name = "TURN")]
+        turn: TurnName,
         /// Compare the sandbox with the checkpoint afterwards, as verify does;
         /// end with 5 if they differ
         #[arg(long)]
@@ -209,8 +217,8 @@ pub(crate) enum Command {
         sandbox: String,
         /// Compare with the end of this turn; without it, with the newest
         /// checkpoint
-        #[arg(long, value_name = "TURN", value_parser = turn)]
-        turn: Option<TurnId>,
+        #[arg(long, value_name = "TURN")]
+        turn: Option<TurnName>,
     },
     /// Bring a sandbox back whose container or shim has died
     ///
@@ -225,8 +233,84 @@ pub(crate) enum Command {
         sandbox: String,
         /// The turn at whose end the sandbox was as it shall be; without it,
         /// the newest state that was saved
-        #[arg(long, value_name = "TURN", value_parser = turn)]
-        turn: Option<TurnId>,
+        #[arg(long, value_name = "TURN")]
+        turn: Option<TurnName>,
+    },
+    /// Give a turn a name, and keep its checkpoint
+    ///
+    /// `crab tag S 7 before-the-fix` names turn 7; wherever a turn is asked for,
+    /// the name does as well. Its checkpoint stays, whatever else is removed,
+    /// until `crab tag S --delete NAME`. `crab tag S` lists the names. The
+    /// sandbox may be live or gone.
+    Tag {
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn
+        #[arg(value_name = "TURN", requires = "name")]
+        turn: Option<TurnName>,
+        /// Its name: letters, digits, '.', '_' and '-', beginning with a letter
+        #[arg(value_name = "NAME")]
+        name: Option<TagName>,
+        /// Take this name back
+        #[arg(long, value_name = "NAME", conflicts_with_all = ["turn", "name"])]
+        delete: Option<TagName>,
+    },
+    /// Show how much disk checkpoints take
+    ///
+    /// TOTAL is all that a sandbox has in the store. FILES and PROCESSES are what
+    /// holds its files and what holds only its processes, after equal content was
+    /// found and the rest compressed; RATIO is how much more was given to the
+    /// store. DEAD is what `crab gc` would free without removing a checkpoint. Of one
+    /// sandbox, also what each checkpoint added and what only it needs (UNIQUE).
+    Du {
+        /// The sandbox; without it, all of them
+        #[arg(value_name = "S")]
+        sandbox: Option<String>,
+    },
+    /// Remove checkpoints that are not to be kept, and what none needs
+    ///
+    /// What is kept is in [retention] of the configuration, by default
+    /// everything; the options here take its place. The newest state, what has a
+    /// name (`crab tag`) and what is in use always stay. The sandbox may be live,
+    /// and is not held up: its own shim does it. Turns whose checkpoints were
+    /// removed stay in `crab turns`.
+    Gc {
+        /// The sandbox; without it, all of them
+        #[arg(value_name = "S")]
+        sandbox: Option<String>,
+        /// Say what would be removed, and remove nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Keep so many checkpoints of a sandbox, beside those that always stay
+        #[arg(long, value_name = "N")]
+        keep: Option<u64>,
+        /// Keep what is no older, such as 90m, 12h or 30d
+        #[arg(long, value_name = "AGE", value_parser = units::age_ms)]
+        max_age: Option<u64>,
+        /// Keep the newest that need no more disk, such as 500M or 20G
+        #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
+        max_bytes: Option<u64>,
+    },
+    /// Check that what is in the store is as it was written
+    ///
+    /// Reads every byte: manifests, packs and each object in them, the journal,
+    /// tags. Changes nothing, and a sandbox may run on meanwhile. Says of each
+    /// thing that is damaged which turns cannot be brought back because of it,
+    /// and ends with 6 if there is any.
+    ///
+    /// With --repair, what is damaged is put aside (`damaged` in the sandbox's
+    /// directory of the store; nothing is deleted), packs and journal are built
+    /// anew from what in them is sound, and what is left is whole. Ends with 6
+    /// if a checkpoint was lost. The sandbox must not be live.
+    Fsck {
+        /// The sandbox; without it, all of them
+        #[arg(value_name = "S")]
+        sandbox: Option<String>,
+        /// Put right what is damaged
+        #[arg(long)]
+        repair: bool,
     },
     /// Say whether this host has what Crab needs, and what to do where not
     ///
@@ -292,11 +376,6 @@ impl Args {
             }
         })
     }
-}
-
-fn turn(text: &str) -> Result<TurnId, &'static str> {
-    text.parse()
-        .map_err(|_| "a turn is a number, as `crab turns` lists them")
 }
 
 fn usage(why: &str) -> CliError {

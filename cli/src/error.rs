@@ -4,7 +4,9 @@
 
 use std::{fmt, process::ExitCode};
 
-use crab_store::{FileError, OpenError, ReadError, SandboxId, WriteError};
+use crab_store::{
+    Around, CollectError, FileError, OpenError, ReadError, SandboxId, TagError, WriteError,
+};
 
 use crate::output::visible;
 
@@ -22,6 +24,8 @@ pub(crate) enum Code {
     Refused = 4,
     /// Two states differ, and that was the question.
     Differ = 5,
+    /// Something in the store is damaged.
+    Damaged = 6,
 }
 
 impl From<Code> for ExitCode {
@@ -88,6 +92,28 @@ pub(crate) enum StoreError {
     Open(OpenError),
     Read(ReadError),
     Write(WriteError),
+    Collect(CollectError),
+    Tag(TagError),
+}
+
+impl From<CollectError> for StoreError {
+    fn from(error: CollectError) -> Self {
+        match error {
+            CollectError::Read(error) => Self::Read(error),
+            CollectError::Write(error) => Self::Write(error),
+            error => Self::Collect(error),
+        }
+    }
+}
+
+impl From<TagError> for StoreError {
+    fn from(error: TagError) -> Self {
+        match error {
+            TagError::Read(error) => Self::Read(error),
+            TagError::Write(error) => Self::Write(error),
+            error => Self::Tag(error),
+        }
+    }
 }
 
 impl From<OpenError> for StoreError {
@@ -117,6 +143,8 @@ impl fmt::Display for StoreError {
             Self::Open(error) => error.fmt(f),
             Self::Read(error) => error.fmt(f),
             Self::Write(error) => error.fmt(f),
+            Self::Collect(error) => error.fmt(f),
+            Self::Tag(error) => error.fmt(f),
         }
     }
 }
@@ -142,13 +170,8 @@ impl StoreError {
             },
             Self::Read(error) => match error {
                 ReadError::NoTurn { sandbox, .. } => return (Code::NotFound, list(sandbox)),
-                ReadError::NoCheckpoint {
-                    before: Some(before),
-                    ..
-                } => {
-                    let advice =
-                        format!("the newest checkpoint before it is that of turn {before}");
-                    return (Code::NotFound, advice);
+                ReadError::NoCheckpoint { left, .. } if **left != Around::default() => {
+                    return (Code::NotFound, around(left));
                 }
                 ReadError::NoCheckpoint { sandbox, .. } => return (Code::NotFound, list(sandbox)),
                 ReadError::NewerFormat { .. } => (Code::Failed, NEWER),
@@ -159,15 +182,34 @@ impl StoreError {
                 | ReadError::Malformed { .. }
                 | ReadError::Target(_) => (
                     Code::Failed,
-                    "use another turn's checkpoint, and see what happened to the disk",
+                    "use another turn's checkpoint; `crab fsck` says what is damaged",
                 ),
             },
             Self::Write(WriteError::NoSpace(_)) => (Code::Failed, NO_SPACE),
             Self::Write(WriteError::File(error)) => return file(error),
             Self::Write(_) => (Code::Failed, "see the store's directory"),
+            Self::Collect(CollectError::Damaged(_)) => (
+                Code::Failed,
+                "`crab fsck` says what is damaged, and with --repair puts it aside",
+            ),
+            Self::Collect(_) => (Code::Failed, "try again"),
+            Self::Tag(_) => (
+                Code::Refused,
+                "take another name, or --delete this one first",
+            ),
         };
         (code, advice.to_owned())
     }
+}
+
+/// Which checkpoints are left around a turn.
+fn around(left: &Around) -> String {
+    let before = left.before;
+    let before = before.map(|it| format!("the newest checkpoint before it is that of turn {it}"));
+    let after = left.after;
+    let after = after.map(|it| format!("the next one after it is that of turn {it}"));
+    let both: Vec<String> = before.into_iter().chain(after).collect();
+    both.join(", ")
 }
 
 fn list(sandbox: &SandboxId) -> String {

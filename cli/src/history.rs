@@ -15,6 +15,8 @@ pub(crate) struct History {
     pub(crate) branch: BTreeSet<TurnId>,
     /// Why turns have no checkpoint of their own although they needed one.
     pub(crate) failed: BTreeMap<TurnId, String>,
+    /// Why checkpoints were removed.
+    pub(crate) removed: BTreeMap<TurnId, String>,
 }
 
 impl History {
@@ -38,7 +40,7 @@ impl History {
                 JournalRecord::CaptureFailed(record) => {
                     failed.insert(record.turn, record.reason.clone());
                 }
-                JournalRecord::Unknown => {}
+                JournalRecord::Removed(_) | JournalRecord::Unknown => {}
             }
         }
         let mut branch = BTreeSet::new();
@@ -48,7 +50,12 @@ impl History {
             }
             tip = before.get(&turn).copied().flatten();
         }
-        Self { branch, failed }
+        let removed = crab_store::removed(records).into_iter();
+        Self {
+            branch,
+            failed,
+            removed: removed.map(|(turn, why)| (turn, why.to_owned())).collect(),
+        }
     }
 }
 

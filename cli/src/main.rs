@@ -17,10 +17,14 @@ mod context;
 mod diff;
 mod docker;
 mod doctor;
+mod du;
 mod effects;
 mod error;
+mod fsck;
+mod gc;
 mod history;
 mod live;
+mod named;
 mod output;
 mod ps;
 mod resolve;
@@ -28,8 +32,10 @@ mod restore;
 mod rollback;
 mod show;
 mod starter;
+mod tag;
 mod turn;
 mod turns;
+mod units;
 mod verify;
 
 use std::{
@@ -39,6 +45,7 @@ use std::{
 
 use args::{Args, Command};
 use context::Context;
+use crab_store::Limits;
 use error::{CliError, Code};
 
 fn main() -> ExitCode {
@@ -68,7 +75,7 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
         let text = match args.command {
             Command::Ps => ps::run(&context()?).await?,
             Command::Turns { sandbox } => turns::run(&context()?, &sandbox).await?,
-            Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, turn)?,
+            Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, &turn)?,
             Command::Diff {
                 sandbox,
                 a,
@@ -76,7 +83,7 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 unified,
                 exit_code,
             } => {
-                let (text, differ) = diff::run(&context()?, &sandbox, a, b, unified)?;
+                let (text, differ) = diff::run(&context()?, &sandbox, (&a, &b), unified)?;
                 return Ok(unless_same((text, !(differ && exit_code))));
             }
             Command::Turn(hint) => turn::run(&context()?, hint).await?,
@@ -99,17 +106,50 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 return Ok(unless_same(done));
             }
             Command::Verify { sandbox, turn } => {
-                return Ok(unless_same(verify::run(&context()?, &sandbox, turn).await?));
+                return Ok(unless_same(
+                    verify::run(&context()?, &sandbox, turn.as_ref()).await?,
+                ));
             }
-            Command::Restore { sandbox, turn } => restore::run(&context()?, &sandbox, turn).await?,
-            Command::Doctor => {
-                let (text, well) = doctor::run(args.json, args.store.clone()).await;
-                let end = if well {
-                    ExitCode::SUCCESS
-                } else {
-                    Code::Failed.into()
+            Command::Restore { sandbox, turn } => {
+                restore::run(&context()?, &sandbox, turn.as_ref()).await?
+            }
+            Command::Tag {
+                sandbox,
+                turn,
+                name,
+                delete,
+            } => tag::run(&context()?, &sandbox, turn.zip(name), delete)?,
+            Command::Du { sandbox } => du::run(&context()?, sandbox.as_deref())?,
+            Command::Gc {
+                sandbox,
+                dry_run,
+                keep,
+                max_age,
+                max_bytes,
+            } => {
+                let said = gc::Said {
+                    limits: Limits {
+                        count: keep,
+                        age_ms: max_age,
+                        bytes: max_bytes,
+                    },
+                    dry_run,
+                };
+                let (text, well) = gc::run(&context()?, sandbox.as_deref(), &said).await?;
+                return Ok((text, end(well)));
+            }
+            Command::Fsck { sandbox, repair } => {
+                let (text, end) = fsck::run(&context()?, sandbox.as_deref(), repair)?;
+                let end = match end {
+                    fsck::End::Whole => ExitCode::SUCCESS,
+                    fsck::End::Damaged => Code::Damaged.into(),
+                    fsck::End::Failed => Code::Failed.into(),
                 };
                 return Ok((text, end));
+            }
+            Command::Doctor => {
+                let (text, well) = doctor::run(args.json, args.store.clone()).await;
+                return Ok((text, end(well)));
             }
         };
         Ok((text, ExitCode::SUCCESS))
@@ -124,6 +164,15 @@ fn unless_same((text, same): (String, bool)) -> (String, ExitCode) {
         Code::Differ.into()
     };
     (text, end)
+}
+
+/// How to end after a text that tells of several things.
+fn end(well: bool) -> ExitCode {
+    if well {
+        ExitCode::SUCCESS
+    } else {
+        Code::Failed.into()
+    }
 }
 
 fn print(text: &str) -> Result<(), CliError> {

@@ -120,7 +120,9 @@ fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
     let ended = journal.records.iter().filter_map(|record| match record {
         JournalRecord::Turn(record) => Some(record.ended_ms),
         JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
-        JournalRecord::CaptureFailed(_) | JournalRecord::Unknown => None,
+        JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Unknown => {
+            None
+        }
     });
     let next = sandbox.next_turn()?;
     Ok(Stored {

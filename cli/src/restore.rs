@@ -29,6 +29,7 @@ use crate::{
     docker,
     error::{CliError, Code, StoreError},
     live::{Live, NoAnswer},
+    named::TurnName,
     output::{duration, now_ms},
     rollback::{Back, with},
     starter::Starter,
@@ -42,9 +43,10 @@ const POLL: Duration = Duration::from_millis(20);
 pub(crate) async fn run(
     context: &Context,
     text_of_id: &str,
-    turn: Option<TurnId>,
+    turn: Option<&TurnName>,
 ) -> Result<String, CliError> {
     let sandbox = context.sandbox(text_of_id)?;
+    let turn = turn.map(|turn| turn.of(&sandbox)).transpose()?;
     let id = sandbox.id().clone();
     context.require_root(WHAT, &id)?;
     require_gone(context, &id).await?;

@@ -10,6 +10,7 @@ use crate::{
     context::Context,
     error::CliError,
     live::{Live, WORK_TIMEOUT, refusal},
+    named::TurnName,
     output::{duration, visible},
     verify::Compared,
 };
@@ -18,7 +19,7 @@ const WHAT: &str = "roll back";
 
 /// What is wanted.
 pub(crate) struct Wish {
-    pub(crate) turn: TurnId,
+    pub(crate) turn: TurnName,
     /// Compare afterwards.
     pub(crate) verify: bool,
     /// Whether the processes are to be replaced in any case.
@@ -65,6 +66,7 @@ pub(crate) async fn run(
     let Wish { turn, verify, cold } = wish;
     let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
+    let turn = turn.within(context, &id.to_string())?;
     let live = Live::require(&context.config, WHAT, &id).await?;
     // The turn that ended last may not be published yet, and the shim knows
     // more than the store, so it decides; what surely cannot be is said here.

@@ -13,6 +13,7 @@ use crate::{
     effects,
     error::{CliError, StoreError},
     history::History,
+    named::TurnName,
     output::{count, duration, size, utc, visible},
     turns::Turn,
 };
@@ -60,8 +61,13 @@ enum Contents {
     Damaged(String),
 }
 
-pub(crate) fn run(context: &Context, text_of_id: &str, turn: TurnId) -> Result<String, CliError> {
+pub(crate) fn run(
+    context: &Context,
+    text_of_id: &str,
+    turn: &TurnName,
+) -> Result<String, CliError> {
     let sandbox = context.sandbox(text_of_id)?;
+    let turn = turn.of(&sandbox)?;
     let show = show(&sandbox, turn).map_err(|error| {
         CliError::store(
             format!("cannot show turn {turn} of {}", sandbox.id()),

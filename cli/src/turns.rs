@@ -4,7 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use crab_store::{Class, Cost, Journal, JournalRecord, SandboxId, TurnId, TurnRecord};
+use crab_store::{
+    Class, Cost, Journal, JournalRecord, SandboxId, SandboxStore, TurnId, TurnRecord,
+};
 use serde::Serialize;
 
 use crate::{
@@ -12,7 +14,7 @@ use crate::{
     error::{CliError, StoreError},
     history::History,
     live::Live,
-    output::{NOTHING, cell, duration, or_nothing, size, table, visible},
+    output::{NOTHING, cell, count as count_of, duration, or_nothing, size, table, visible},
 };
 
 #[derive(Serialize)]
@@ -45,12 +47,21 @@ pub(crate) struct Turn {
     pub(crate) left: bool,
     /// Why its checkpoint could not be taken.
     pub(crate) failed: Option<String>,
+    /// Why the checkpoint that it names is not in the store any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) removed: Option<String>,
+    /// The names that it has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tags: Vec<String>,
 }
 
 impl Turn {
     pub(crate) fn of(record: &TurnRecord, history: &History, published: &BTreeSet<TurnId>) -> Self {
         let in_store = |turn: TurnId| published.contains(&turn);
+        let gone = record.checkpoint.filter(|turn| !in_store(*turn));
         Self {
+            removed: gone.and_then(|turn| history.removed.get(&turn).cloned()),
+            tags: Vec::new(),
             published: record.checkpoint.is_some_and(in_store),
             left: !history.branch.contains(&record.turn),
             failed: history.failed.get(&record.turn).cloned(),
@@ -62,11 +73,14 @@ impl Turn {
     fn note(&self, head: Option<TurnId>) -> String {
         let record = &self.record;
         let meta = record.meta.iter();
-        let mut notes: Vec<String> = meta
-            .map(|(name, value)| format!("{name}={value}"))
+        let tags = self.tags.iter().map(|name| format!("tag {name}"));
+        let mut notes: Vec<String> = tags
+            .chain(meta.map(|(name, value)| format!("{name}={value}")))
             .collect();
         if let Some(why) = &self.failed {
             notes.push(format!("no checkpoint: {why}"));
+        } else if let Some(why) = &self.removed {
+            notes.push(format!("checkpoint removed: {why}"));
         } else if record.checkpoint.is_some() && !self.published {
             notes.push("not published yet".to_owned());
         }
@@ -107,6 +121,7 @@ pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, C
     let (journal, published, head, meta) = read()
         .map_err(|error| CliError::store(format!("cannot read the history of {id}"), error))?;
     let mut turns = Turns::of(id, &journal, &published, head);
+    turns.name(&sandbox);
     turns.config_faults = meta.map(|meta| meta.config_faults).unwrap_or_default();
     // A sandbox that does not answer has no open turn.
     if let Ok(live) = Live::find(&context.config, &turns.sandbox).await {
@@ -116,6 +131,17 @@ pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, C
 }
 
 impl Turns {
+    /// Adds the names that turns have. One that is damaged is told of by `crab tag`.
+    fn name(&mut self, sandbox: &SandboxStore) {
+        for (name, tag) in sandbox.tags().unwrap_or_default() {
+            let Ok(tag) = tag else { continue };
+            let of_it = self.turns.iter_mut();
+            for turn in of_it.filter(|turn| turn.record.turn == tag.turn) {
+                turn.tags.push(name.to_string());
+            }
+        }
+    }
+
     fn of(
         sandbox: SandboxId,
         journal: &Journal,
@@ -225,7 +251,7 @@ fn turn_row(turn: &Turn, head: Option<TurnId>) -> [String; 11] {
         or_nothing(
             record
                 .checkpoint
-                .filter(|_| turn.published || turn.failed.is_none()),
+                .filter(|_| turn.published || (turn.failed.is_none() && turn.removed.is_none())),
         ),
         record.files_changed.to_string(),
         bytes,
@@ -258,6 +284,12 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
         JournalRecord::CaptureFailed(failed) => {
             row[0] = failed.turn.to_string();
             row[10] = cell(&format!("no checkpoint: {}", failed.reason), MAX_NOTE);
+        }
+        JournalRecord::Removed(removal) => {
+            row[1] = "removed".to_owned();
+            let count = removal.turns.len() as u64;
+            row[2] = count_of(count, "checkpoint", "checkpoints");
+            row[10] = cell(&removal.why, MAX_NOTE);
         }
         JournalRecord::Turn(_) | JournalRecord::Unknown => {
             row[10] = "a record of a later version of crab".to_owned();

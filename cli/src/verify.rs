@@ -13,6 +13,7 @@ use crate::{
     context::Context,
     error::CliError,
     live::{Live, WORK_TIMEOUT, refusal},
+    named::TurnName,
     output::{duration, visible},
 };
 
@@ -153,10 +154,14 @@ fn sign(change: &str) -> char {
 pub(crate) async fn run(
     context: &Context,
     text_of_id: &str,
-    turn: Option<TurnId>,
+    turn: Option<&TurnName>,
 ) -> Result<(String, bool), CliError> {
     let id = context.sandbox_id(text_of_id)?;
     context.require_root(WHAT, &id)?;
+    let sandbox = id.to_string();
+    let turn = turn
+        .map(|turn| turn.within(context, &sandbox))
+        .transpose()?;
     let live = Live::require(&context.config, WHAT, &id).await?;
     let request = VerifyRequest {
         id: id.id().into(),

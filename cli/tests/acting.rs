@@ -99,6 +99,27 @@ impl sandbox_ttrpc::Sandbox for Shim {
         })
     }
 
+    async fn collect(
+        &self,
+        _: &ttrpc::asynchronous::TtrpcContext,
+        request: CollectRequest,
+    ) -> ttrpc::Result<CollectResponse> {
+        self.refusal()?;
+        self.asked.lock().unwrap().extend(request.keep);
+        Ok(CollectResponse {
+            removed: vec![collect_response::Removed {
+                turn: 3,
+                why: "one newer is kept".to_owned(),
+                ..Default::default()
+            }],
+            kept: 2,
+            bytes_before: 4096,
+            bytes_freed: 1024,
+            postponed: "a checkpoint is being read".to_owned(),
+            ..Default::default()
+        })
+    }
+
     async fn rollback(
         &self,
         _: &ttrpc::asynchronous::TtrpcContext,
@@ -475,4 +496,32 @@ fn a_sandbox_without_a_checkpoint_cannot_be_restored() {
         error.contains("it has no checkpoint; start its container"),
         "{error}"
     );
+}
+
+#[test]
+fn what_is_not_kept_of_a_live_sandbox_its_shim_removes() {
+    let alive = Alive::new();
+    // As its shim has it.
+    let writer = alive.host.writer("default/demo");
+    let text = alive.host.crab(&["gc", "demo", "--keep", "1"]).ok();
+    for part in ["3 ", "1.0 KiB", "a checkpoint is being read"] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    assert_eq!(*alive.shim.asked.lock().unwrap(), [1]);
+    let json = alive.host.crab(&["gc", "--json"]).json();
+    assert_eq!(json["sandboxes"][0]["removed"]["3"], "one newer is kept");
+    // Nothing was said of how many.
+    assert_eq!(*alive.shim.asked.lock().unwrap(), [1]);
+    drop(writer);
+}
+
+#[test]
+fn a_tag_names_the_turn_to_roll_back_to() {
+    let alive = Alive::new();
+    alive.host.crab(&["tag", "demo", "2", "good"]).ok();
+    alive
+        .host
+        .crab(&["rollback", "demo", "--turn", "good"])
+        .ok();
+    assert_eq!(*alive.shim.asked.lock().unwrap(), [2]);
 }

@@ -86,6 +86,7 @@ impl Sandbox {
             snapshot: Default::default(),
             layers: layers.map(|layers| ImageLayers::new(layers.iter().copied(), false)),
             config_faults: Vec::new(),
+            limits: Limits::default(),
         };
         self.writer.set_meta(&meta).unwrap();
     }

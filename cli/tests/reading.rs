@@ -179,7 +179,7 @@ fn wrong_usage_is_one_line_and_code_2() {
         &[][..],
         &["frobnicate"],
         &["rollback", "demo"],
-        &["rollback", "demo", "--turn", "x"],
+        &["rollback", "demo", "--turn", "1x"],
         &["show", "demo"],
         &["ps", "--nonsense"],
     ] {

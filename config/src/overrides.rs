@@ -90,6 +90,15 @@ fn value(host: &Config, key: &str, text: &str) -> Result<(&'static Setting, Valu
         (PerSandbox::UpTo(max), Value::Number(number)) if *number > max => Err(format!(
             "a sandbox may say {max} at most, and this is {number}"
         )),
+        (PerSandbox::Less, Value::Number(number)) => {
+            match setting.number(&mut host.clone()).unwrap_or(0) {
+                0 => Ok((setting, value)),
+                most if (1..=most).contains(number) => Ok((setting, value)),
+                most => Err(format!(
+                    "the host's configuration has {most}, and a sandbox may only say less"
+                )),
+            }
+        }
         (PerSandbox::OnlyOff, Value::Switch(true)) if !setting.is_on(&mut host.clone()) => {
             Err("the host's configuration has it switched off".into())
         }
@@ -200,6 +209,20 @@ mod tests {
         );
         assert!(ignored[1].ends_with("it must be true or false, and is \"no\""));
         assert!(ignored[2].contains("there is no such setting"));
+    }
+
+    #[test]
+    fn a_sandbox_may_have_less_of_its_history_kept_and_not_more() {
+        let mut host = Config::default();
+        let keep = |host: &Config, text| {
+            let (config, ignored) = of(host, &[("dev.crab.retention.keep", text)]);
+            (config.retention.keep, ignored.len())
+        };
+        assert_eq!(keep(&host, "7"), (7, 0));
+        host.retention.keep = 10;
+        assert_eq!(keep(&host, "7"), (7, 0));
+        assert_eq!(keep(&host, "11"), (10, 1));
+        assert_eq!(keep(&host, "0"), (10, 1));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum PerSandbox {
     OnlyOff,
     /// A sandbox may say it for itself, but not more than so much.
     UpTo(u64),
+    /// A sandbox may say it for itself, but not more than the host does; 0 is no limit.
+    Less,
     /// A sandbox may say it for itself.
     Yes,
 }
@@ -34,6 +36,7 @@ impl fmt::Display for PerSandbox {
             Self::No => write!(f, "no"),
             Self::OnlyOff => write!(f, "may be switched off"),
             Self::UpTo(max) => write!(f, "up to {max}"),
+            Self::Less => write!(f, "may be lowered"),
             Self::Yes => write!(f, "yes"),
         }
     }
@@ -280,10 +283,62 @@ pub const SETTINGS: &[Setting] = &[
         per_sandbox: PerSandbox::Yes,
         field: Field::Patterns(|config| &mut config.ignore.processes),
     },
+    Setting {
+        section: "retention",
+        key: "keep",
+        kind: Kind::Number {
+            unit: "checkpoints",
+            min: 0,
+            max: 1_000_000,
+        },
+        what: "How many checkpoints of a sandbox are kept, the newest, beside those that always stay ([below](#what-is-kept)). 0: all of them.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Less,
+        field: Field::Number(|config| &mut config.retention.keep),
+    },
+    Setting {
+        section: "retention",
+        key: "max_age_s",
+        kind: Kind::Number {
+            unit: "seconds",
+            min: 0,
+            max: 3_153_600_000,
+        },
+        what: "How old a checkpoint may become. 0: any age.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Less,
+        field: Field::Number(|config| &mut config.retention.max_age_s),
+    },
+    Setting {
+        section: "retention",
+        key: "max_bytes",
+        kind: Kind::Number {
+            unit: "bytes",
+            min: 0,
+            max: i64::MAX as u64,
+        },
+        what: "How much disk the checkpoints of a sandbox may need together; the oldest go. 0: any amount.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Less,
+        field: Field::Number(|config| &mut config.retention.max_bytes),
+    },
+    Setting {
+        section: "retention",
+        key: "host_max_bytes",
+        kind: Kind::Number {
+            unit: "bytes",
+            min: 0,
+            max: i64::MAX as u64,
+        },
+        what: "How much disk the checkpoints of all sandboxes may need together; the oldest of those that are gone go first. Looked at by `crab gc`. 0: any amount.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.retention.host_max_bytes),
+    },
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 4] = ["runtime", "checkpoints", "turns", "ignore"];
+pub(crate) const SECTIONS: [&str; 5] = ["runtime", "checkpoints", "turns", "ignore", "retention"];
 
 impl Setting {
     /// The setting `key` of `section`.
@@ -328,6 +383,14 @@ impl Setting {
             (Field::SomePath(of), Value::Path(value)) => *of(config) = Some(value),
             (Field::Patterns(of), Value::Patterns(value)) => *of(config) = value,
             (field, value) => unreachable!("{field:?} is not of the kind of {value:?}"),
+        }
+    }
+
+    /// What it is in a configuration, if it is a number.
+    pub(crate) fn number(&self, config: &mut Config) -> Option<u64> {
+        match self.field {
+            Field::Number(of) => Some(*of(config)),
+            _ => None,
         }
     }
 
@@ -376,7 +439,7 @@ mod tests {
         for setting in SETTINGS {
             let text = match setting.kind {
                 Kind::Switch => "false".into(),
-                Kind::Number { min, .. } => min.to_string(),
+                Kind::Number { max, .. } => max.to_string(),
                 Kind::Level => "trace".into(),
                 Kind::Path { .. } | Kind::Command | Kind::Patterns(_) => "/x/y".into(),
             };
@@ -398,7 +461,8 @@ mod tests {
                     assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
                 }
                 Kind::Number { unit: "bytes", .. } => {
-                    assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
+                    let no_more = matches!(setting.per_sandbox, PerSandbox::No | PerSandbox::Less);
+                    assert!(no_more, "{}", setting.name());
                 }
                 Kind::Number { .. } | Kind::Switch | Kind::Patterns(_) => {}
             }

@@ -27,6 +27,8 @@ pub struct Config {
     pub turns: Turns,
     /// What does not matter for recovery.
     pub ignore: Ignore,
+    /// How much of history is kept.
+    pub retention: Retention,
 }
 
 impl Default for Config {
@@ -40,6 +42,7 @@ impl Default for Config {
             checkpoints: Checkpoints::default(),
             turns: Turns::default(),
             ignore: Ignore::default(),
+            retention: Retention::default(),
         }
     }
 }
@@ -171,6 +174,43 @@ pub struct Ignore {
     pub paths: Vec<String>,
     /// Patterns of names or command lines of processes.
     pub processes: Vec<String>,
+}
+
+/// How much of history is kept. 0 is no limit, and the default: what goes cannot be brought
+/// back, and only the host's admin knows what may.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// So many checkpoints of a sandbox, beside those that always stay.
+    pub keep: u64,
+    /// Checkpoints that are at most so old.
+    pub max_age_s: u64,
+    /// The newest checkpoints of a sandbox that need no more disk than that together.
+    pub max_bytes: u64,
+    /// The same of all sandboxes of the host.
+    pub host_max_bytes: u64,
+}
+
+impl Retention {
+    /// `keep`, where it is a limit.
+    pub fn count(&self) -> Option<u64> {
+        Some(self.keep).filter(|count| *count > 0)
+    }
+
+    /// `max_age_s` in milliseconds, where it is a limit.
+    pub fn age_ms(&self) -> Option<u64> {
+        let age_ms = self.max_age_s.saturating_mul(1000);
+        Some(age_ms).filter(|age_ms| *age_ms > 0)
+    }
+
+    /// `max_bytes`, where it is a limit.
+    pub fn bytes(&self) -> Option<u64> {
+        Some(self.max_bytes).filter(|bytes| *bytes > 0)
+    }
+
+    /// `host_max_bytes`, where it is a limit.
+    pub fn host_bytes(&self) -> Option<u64> {
+        Some(self.host_max_bytes).filter(|bytes| *bytes > 0)
+    }
 }
 
 /// How much is logged.

@@ -8,13 +8,14 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use crab_api::{
     sandbox::{
-        BeginTurnRequest, CheckpointRequest, CheckpointResponse, DryRunRequest, DryRunResponse,
-        EndTurnRequest, RollbackRequest, RollbackResponse, SandboxStatus, StatusRequest,
-        TurnHinted, Verification, VerifyRequest,
+        BeginTurnRequest, CheckpointRequest, CheckpointResponse, CollectRequest, CollectResponse,
+        DryRunRequest, DryRunResponse, EndTurnRequest, RollbackRequest, RollbackResponse,
+        SandboxStatus, StatusRequest, TurnHinted, Verification, VerifyRequest,
+        collect_response::Removed,
     },
     sandbox_ttrpc::Sandbox,
 };
-use crab_store::{MAX_META, MAX_META_NAME, MAX_META_VALUE, TurnId};
+use crab_store::{Limits, MAX_META, MAX_META_NAME, MAX_META_VALUE, TurnId};
 use ttrpc::{Code, r#async::TtrpcContext, error::Result};
 
 use crate::{
@@ -182,5 +183,33 @@ impl Sandbox for Control {
     async fn end_turn(&self, _: &TtrpcContext, req: EndTurnRequest) -> Result<TurnHinted> {
         let container = self.containers.named(&req.id)?;
         hinted(turns(&container)?.hint_end(meta(req.meta)?).await)
+    }
+    async fn collect(&self, _: &TtrpcContext, req: CollectRequest) -> Result<CollectResponse> {
+        let container = self.containers.named(&req.id)?;
+        let own = container.retention();
+        let limits = Limits {
+            count: req.keep.or(own.count),
+            age_ms: req.max_age_ms.or(own.age_ms),
+            bytes: req.max_bytes.or(own.bytes),
+        };
+        let done = turns(&container)?
+            .collect(limits)
+            .await
+            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        let removed = done.removed.into_iter().map(|(turn, why)| Removed {
+            turn: turn.0,
+            why,
+            ..Default::default()
+        });
+        Ok(CollectResponse {
+            removed: removed.collect(),
+            kept: done.kept,
+            bytes_before: done.bytes_before,
+            bytes_freed: done.bytes_freed,
+            packs_removed: done.packs_removed,
+            packs_replaced: done.packs_replaced,
+            postponed: done.postponed.unwrap_or_default(),
+            ..Default::default()
+        })
     }
 }

@@ -10,7 +10,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, Result, bail};
@@ -22,18 +22,20 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Client, Digest, ImageLayers, Manifest, ObjectReader, RestoreRequest, SandboxMeta, SandboxStore,
-    SandboxWriter, Store, TmpfsImage,
+    Client, Digest, ImageLayers, Limits, Manifest, ObjectReader, RestoreRequest, SandboxMeta,
+    SandboxStore, SandboxWriter, Store, TmpfsImage,
 };
 
 use crate::{
     pipes::{self, SharedPipe, announce},
-    sandbox::{Container, make_private_dir, unix_ms},
+    sandbox::{self, Container, make_private_dir, unix_ms},
     upper::Replacement,
 };
 
 /// Where the upper directory is noted in a sandbox's metadata.
 const UPPER: &str = "upper";
+/// For how long a start waits for whoever else writes to the sandbox's history.
+const LOCKED: Duration = Duration::from_secs(10);
 /// Docker's namespace in containerd.
 const DOCKER: &str = "moby";
 
@@ -146,7 +148,8 @@ fn begin(
             tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
         }
     }
-    let writer = store.writer(&container.id)?;
+    // A removal in the history of a sandbox that was gone (`crab gc`) is soon over.
+    let writer = store.writer_within(&container.id, LOCKED)?;
     writer.set_meta(&meta(container, &overlay, mounts))?;
     let mut images = None;
     let restored = match *request {
@@ -205,6 +208,22 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
         snapshot,
         layers: layers(overlay),
         config_faults: container.config_faults.clone(),
+        limits: own_limits(container),
+    }
+}
+
+/// What the container itself says of how much is kept: who removes when it is gone does not
+/// see its annotations.
+fn own_limits(container: &Container) -> Limits {
+    let (own, host) = (
+        container.retention(),
+        sandbox::limits(&container.host.config),
+    );
+    let said = |own: Option<u64>, host| own.filter(|_| own != host);
+    Limits {
+        count: said(own.count, host.count),
+        age_ms: said(own.age_ms, host.age_ms),
+        bytes: said(own.bytes, host.bytes),
     }
 }
 

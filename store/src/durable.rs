@@ -56,6 +56,36 @@ pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
 /// rename, fsync of the directory. When this fails, the old file is still
 /// there, or, if only the last step failed, either of the two.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    replace_and(path, bytes, || {}, || {})
+}
+
+/// The same, and tells when the temporary file is durable and when it has its name.
+pub(crate) fn replace_and(
+    path: &Path,
+    bytes: &[u8],
+    written: impl FnOnce(),
+    renamed: impl FnOnce(),
+) -> Result<(), FileError> {
+    let temporary = temporary(path)?;
+    let replaced = create_new(&temporary).and_then(|mut file| {
+        file.write_all(bytes)
+            .map_err(FileError::of("write", &temporary))?;
+        file.sync_all().map_err(FileError::of("sync", &temporary))?;
+        written();
+        fs::rename(&temporary, path).map_err(FileError::of("publish", path))
+    });
+    if let Err(error) = replaced {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+        return Err(error);
+    }
+    renamed();
+    sync_dir(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// A name beside `path` for what shall take its place. A writer that opens the sandbox
+/// removes what is left under such names.
+pub(crate) fn temporary(path: &Path) -> Result<PathBuf, FileError> {
     // No two processes or threads share a temporary file, or one of them might
     // publish what the other has not written yet.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -65,18 +95,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let temporary = PathBuf::from(name);
     // One that a killed process with the same pid left.
     remove(&temporary)?;
-    let written = create_new(&temporary).and_then(|mut file| {
-        file.write_all(bytes)
-            .map_err(FileError::of("write", &temporary))?;
-        file.sync_all().map_err(FileError::of("sync", &temporary))?;
-        fs::rename(&temporary, path).map_err(FileError::of("publish", path))
-    });
-    if let Err(error) = written {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&temporary);
-        return Err(error);
-    }
-    sync_dir(path.parent().unwrap_or(Path::new(".")))
+    Ok(temporary)
 }
 
 /// Removes what killed writers left of [`replace`] in a directory.

@@ -37,7 +37,7 @@ struct Outer<'a> {
 
 impl Envelope {
     /// The bytes of a file.
-    pub(crate) fn seal<T: Serialize>(&self, body: &T) -> serde_json::Result<Vec<u8>> {
+    pub(crate) fn seal<T: Serialize + ?Sized>(&self, body: &T) -> serde_json::Result<Vec<u8>> {
         let body = serde_json::value::to_raw_value(body)?;
         let mut bytes = serde_json::to_vec(&Outer {
             magic: self.magic.to_owned(),
@@ -77,6 +77,36 @@ impl Envelope {
         serde_json::from_str(outer.body.get()).map_err(|error| damaged(error.to_string()))
     }
 
+    /// The same, of a file in which no byte may differ from what [`Self::seal`] wrote, also
+    /// where that would read the same.
+    pub(crate) fn check<T: DeserializeOwned>(
+        &self,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<T, ReadError> {
+        let body = self.open(path, bytes)?;
+        let outer: Result<Outer<'_>, _> = serde_json::from_slice(bytes);
+        let sealed = outer.and_then(|outer| self.seal(outer.body));
+        if sealed.is_ok_and(|sealed| sealed == bytes) {
+            return Ok(body);
+        }
+        Err(ReadError::Damaged {
+            path: path.to_owned(),
+            why: "its envelope has changed".to_owned(),
+        })
+    }
+
+    /// What [`Self::check`] says of the file at `path`; nothing if there is none.
+    pub(crate) fn load_checked<T: DeserializeOwned>(
+        &self,
+        path: &Path,
+    ) -> Result<Option<T>, ReadError> {
+        match durable::read(path, MAX_SIZE)? {
+            Some(bytes) => self.check(path, &bytes).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// The body of the file at `path`; nothing if there is none.
     pub(crate) fn load<T: DeserializeOwned>(&self, path: &Path) -> Result<Option<T>, ReadError> {
         match durable::read(path, MAX_SIZE)? {
@@ -103,11 +133,13 @@ mod tests {
     fn any_flipped_bit_is_noticed() {
         let sealed = TEST.seal(&vec![1, 2, 3]).unwrap();
         assert_eq!(open(&sealed).unwrap(), [1, 2, 3]);
+        assert!(TEST.check::<Vec<u32>>(Path::new("x"), &sealed).is_ok());
         // The last byte is the newline.
         for at in 0..sealed.len() - 1 {
             for bit in 0..8 {
                 let mut flipped = sealed.clone();
                 flipped[at] ^= 1 << bit;
+                assert!(TEST.check::<Vec<u32>>(Path::new("x"), &flipped).is_err());
                 match open(&flipped) {
                     // A lower version number, or another case of a hex digit,
                     // is the same content.

@@ -92,6 +92,15 @@ impl From<FileError> for OpenError {
     }
 }
 
+/// The checkpoints nearest to a turn, in its line of history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    /// The newest one before it.
+    pub before: Option<TurnId>,
+    /// The oldest one after it.
+    pub after: Option<TurnId>,
+}
+
 /// Why something could not be read back.
 #[derive(Debug, Error)]
 pub enum ReadError {
@@ -114,8 +123,8 @@ pub enum ReadError {
         turn: TurnId,
         /// Why, in one line.
         why: String,
-        /// The newest checkpoint before it, in the same line of history.
-        before: Option<TurnId>,
+        /// What there is around it. In a box, because errors are to be small.
+        left: Box<Around>,
     },
     /// A file is not what was written.
     #[error("{} is damaged: {why}", path.display())]

@@ -138,6 +138,69 @@ pub(crate) fn read(path: &Path) -> Result<Journal, ReadError> {
     }
 }
 
+/// How much of a journal is as it was written.
+pub(crate) struct Soundness {
+    pub(crate) journal: Journal,
+    /// The whole records, each with the bytes around it, in a journal of their own.
+    pub(crate) whole: Vec<u8>,
+    /// What is wrong.
+    pub(crate) faults: Vec<String>,
+    /// Nothing is, but that its last record was never written to its end.
+    pub(crate) is_torn: bool,
+}
+
+/// Looks at every byte of a journal; none is an empty one.
+pub(crate) fn check(path: &Path) -> Result<Soundness, ReadError> {
+    let bytes = durable::read(path, MAX_JOURNAL)?.unwrap_or_default();
+    let mut sound = Soundness {
+        journal: Journal::default(),
+        whole: header().to_vec(),
+        faults: Vec::new(),
+        is_torn: false,
+    };
+    if is_torn_header(&bytes) {
+        return Ok(sound);
+    }
+    if let Err(error @ ReadError::NewerFormat { .. }) = parse(path, &bytes)
+        && bytes.get(12..HEADER_LEN) == Some(&[0; 4])
+    {
+        return Err(error);
+    }
+    if bytes.get(..HEADER_LEN) != Some(&header()) {
+        sound.faults.push("its header has changed".to_owned());
+    }
+    // With a header that is sound, so that what follows it is read in any case.
+    let mut whole = header().to_vec();
+    whole.extend_from_slice(bytes.get(HEADER_LEN..).unwrap_or_default());
+    let (journal, end) = parse(path, &whole)?;
+    if journal.damaged > 0 {
+        let what = match journal.damaged {
+            1 => "a damaged stretch lies between its records".to_owned(),
+            n => format!("{n} damaged stretches lie between its records"),
+        };
+        sound.faults.push(what);
+    }
+    if end < whole.len() {
+        sound.is_torn = sound.faults.is_empty();
+        let rest = whole.len() - end;
+        sound
+            .faults
+            .push(format!("its last {rest} bytes are no whole record"));
+    }
+    let mut at = HEADER_LEN;
+    while at < end {
+        match record_at(&whole, at) {
+            Some((_, next)) => {
+                sound.whole.extend_from_slice(&whole[at..next]);
+                at = next;
+            }
+            None => at += 1,
+        }
+    }
+    sound.journal = journal;
+    Ok(sound)
+}
+
 /// The one writer of a journal.
 pub(crate) struct JournalWriter {
     file: File,

@@ -11,6 +11,8 @@
 //!     ├── journal               one record per turn, rollback, ...  (journal.rs)
 //!     ├── manifests/<turn>.json one per checkpoint        (envelope.rs, manifest.rs)
 //!     ├── packs/<pack>.pack     the objects it added      (pack.rs, object.rs)
+//!     ├── tags/<name>.json      turns whose checkpoint is to stay     (tags.rs)
+//!     ├── damaged/<n>/          what a repair put aside             (repair.rs)
 //!     └── restore               wish of `crab restore`, taken by the next start
 //! ```
 //!
@@ -19,6 +21,9 @@
 //! [`PackWriter`] (pack first, then, by one rename, the manifest) and read with
 //! an [`ObjectReader`]. [`SandboxStore`] reads a sandbox's history,
 //! [`SandboxWriter`] is its one writer.
+//!
+//! What nobody wants to keep is removed beside writers and readers (collect.rs, retention.rs,
+//! locks.rs); every byte can be checked (check.rs).
 //!
 //! Invariants: what was published stays readable whatever happens to any
 //! process, and to the disk's free space, at any instant; what was not is
@@ -30,8 +35,11 @@
 //! them back is the runtime wrapper's part.
 #![forbid(unsafe_code)]
 
+mod check;
 mod chunk;
 mod class;
+mod collect;
+mod crash;
 mod digest;
 mod durable;
 mod effects;
@@ -42,45 +50,61 @@ mod image;
 mod journal;
 mod layers;
 mod lineage;
+mod locks;
 mod manifest;
+mod mark;
 mod object;
 mod pack;
+mod pack_file;
 mod pack_writer;
 mod pages;
+mod reach;
 mod reader;
 mod record;
+mod repair;
+mod retention;
 mod sandbox;
 mod store;
+mod tags;
 mod text;
 mod tree;
+mod usage;
 mod writer;
 
+pub use check::{Checked, Damage, Part};
 pub use chunk::{CHUNK, Content};
 pub use class::Class;
+pub use collect::{CollectError, Collected, Wanted};
+pub use crash::CRASH_POINTS;
 pub use digest::{Digest, HexError};
 pub use effects::{
     ChangedProcess, IgnoredBy, ListeningSocket, MAX_PROCESSES, MAX_RULES, ProcessChange,
     TurnEffects,
 };
-pub use error::{FileError, OpenError, ReadError, WriteError};
+pub use error::{Around, FileError, OpenError, ReadError, WriteError};
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};
 pub use journal::{Durability, Journal};
 pub use layers::ImageLayers;
+pub use lineage::removed;
 pub use manifest::{Manifest, ProcessRef};
 pub use pack_writer::PackWriter;
 pub use pages::{Earlier, PAGE, Pages, WINDOW, Window, earlier};
 pub use reader::ObjectReader;
 pub use record::{
     CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,
-    MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind, RollbackRecord,
-    Trigger, TurnRecord, command_line,
+    MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind, RemovedRecord,
+    RollbackRecord, Trigger, TurnRecord, command_line,
 };
+pub use repair::Repaired;
+pub use retention::Limits;
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
 pub use store::{DEFAULT_ROOT, Store};
+pub use tags::{Tag, TagError, TagName, TagNameError, Tags};
 pub use text::{clip, escape, unescape};
 pub use tree::{EntryKind, Segment, Time, Tree, TreeEntry, TreeError};
-pub use writer::SandboxWriter;
+pub use usage::{CheckpointUsage, Usage};
+pub use writer::{Hold, SandboxWriter};
 
 /// Largest object, in bytes.
 pub const MAX_OBJECT: usize = 16 << 20;

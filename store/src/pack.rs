@@ -21,6 +21,7 @@ use crate::{
     MAX_OBJECT,
     digest::Digest,
     error::{FileError, ReadError},
+    id::PackId,
 };
 
 const MAGIC: &[u8; 8] = b"CRABPACK";
@@ -170,40 +171,131 @@ pub(crate) fn read_object(
     digest: Digest,
     location: Location,
 ) -> Result<Vec<u8>, ReadError> {
-    let damaged = |why: String| ReadError::Damaged {
+    let stored = read_stored(file, path, digest, location)?;
+    unpack(stored, path, digest, location)
+}
+
+fn damaged(path: &Path, digest: Digest, why: impl std::fmt::Display) -> ReadError {
+    ReadError::Damaged {
         path: path.to_owned(),
         why: format!("object {digest}: {why}"),
-    };
+    }
+}
+
+/// Reads one object's bytes as they are stored, unchecked.
+pub(crate) fn read_stored(
+    file: &File,
+    path: &Path,
+    digest: Digest,
+    location: Location,
+) -> Result<Vec<u8>, ReadError> {
     let mut stored = vec![0; location.stored_len as usize];
     match file.read_exact_at(&mut stored, location.at) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(damaged("it is cut off".to_owned()));
+            Err(damaged(path, digest, "it is cut off"))
         }
-        read => read.map_err(FileError::of("read", path))?,
+        read => {
+            read.map_err(FileError::of("read", path))?;
+            Ok(stored)
+        }
     }
+}
+
+/// An object's bytes from how they are stored, if they have its digest.
+pub(crate) fn unpack(
+    stored: Vec<u8>,
+    path: &Path,
+    digest: Digest,
+    location: Location,
+) -> Result<Vec<u8>, ReadError> {
     let raw = match location.flags {
         0 => stored,
         FLAG_ZSTD => zstd::bulk::decompress(&stored, location.raw_len as usize)
-            .map_err(|error| damaged(error.to_string()))?,
-        flags => return Err(damaged(format!("unknown flags {flags:#x}"))),
+            .map_err(|error| damaged(path, digest, error))?,
+        flags => {
+            let why = format!("unknown flags {flags:#x}");
+            return Err(damaged(path, digest, why));
+        }
     };
     if raw.len() != location.raw_len as usize || Digest::of(&raw) != digest {
-        return Err(damaged("its bytes have changed".to_owned()));
+        return Err(damaged(path, digest, "its bytes have changed"));
     }
     Ok(raw)
+}
+
+/// How much of a pack an object takes.
+pub(crate) fn room(location: &Location) -> u64 {
+    (OBJECT_HEADER_LEN + INDEX_ENTRY_LEN) as u64 + u64::from(location.stored_len)
+}
+
+/// Whether the objects of a sound pack follow each other without a gap, each with its own
+/// header before it that says what the index says: then no byte of the pack is unaccounted
+/// for.
+pub(crate) fn check_layout(path: &Path, objects: &[(Digest, Location)]) -> Result<(), ReadError> {
+    let file = File::open(path).map_err(FileError::of("open", path))?;
+    let mut end = HEADER_LEN as u64;
+    for (digest, location) in objects {
+        let mut header = [0; OBJECT_HEADER_LEN];
+        file.read_exact_at(&mut header, end)
+            .map_err(FileError::of("read", path))?;
+        end += OBJECT_HEADER_LEN as u64;
+        if location.at != end {
+            return Err(damaged(path, *digest, "it is not where it was written"));
+        }
+        if header != object_header(digest, location) {
+            return Err(damaged(path, *digest, "its header has changed"));
+        }
+        end += u64::from(location.stored_len);
+    }
+    Ok(())
+}
+
+/// What a pack holds by the headers of its objects, whatever has become of its index. Each
+/// is one whose bytes have its digest.
+pub(crate) fn salvage(path: &Path) -> Result<Vec<(Digest, Location)>, FileError> {
+    let file = File::open(path).map_err(FileError::of("open", path))?;
+    let mut found = Vec::new();
+    let mut at = HEADER_LEN as u64;
+    let mut header = [0; OBJECT_HEADER_LEN];
+    while file.read_exact_at(&mut header, at).is_ok() {
+        let mut fields = header.as_slice();
+        let (Some(digest), Some(raw_len), Some(stored_len), Some(flags)) = (
+            take(&mut fields).map(Digest),
+            take(&mut fields).map(u32::from_le_bytes),
+            take(&mut fields).map(u32::from_le_bytes),
+            take(&mut fields).map(u32::from_le_bytes),
+        ) else {
+            break;
+        };
+        let location = Location {
+            at: at + OBJECT_HEADER_LEN as u64,
+            raw_len,
+            stored_len,
+            flags,
+        };
+        // Of no object: the index begins, or the chain is broken.
+        if raw_len as usize > MAX_OBJECT || stored_len > raw_len || flags & !FLAG_ZSTD != 0 {
+            break;
+        }
+        if read_object(&file, path, digest, location).is_ok() {
+            found.push((digest, location));
+        }
+        at = location.at + u64::from(stored_len);
+    }
+    Ok(found)
 }
 
 /// The objects of several packs.
 #[derive(Default)]
 pub(crate) struct Index {
     /// Names of the packs, in the order of their numbers.
-    pub(crate) packs: Vec<crate::id::PackId>,
+    packs: Vec<PackId>,
     objects: HashMap<Digest, (u32, Location)>,
 }
 
 impl Index {
     /// Adds a pack's objects; the first place of an object stays.
-    pub(crate) fn add(&mut self, pack: crate::id::PackId, objects: &[(Digest, Location)]) {
+    pub(crate) fn add(&mut self, pack: PackId, objects: &[(Digest, Location)]) {
         let number = self.packs.len() as u32;
         self.packs.push(pack);
         for (digest, location) in objects {
@@ -211,8 +303,15 @@ impl Index {
         }
     }
 
+    /// Forgets what a pack holds. An object that another one holds too is then known to
+    /// none, and stored anew if it comes again.
+    pub(crate) fn remove(&mut self, pack: PackId) {
+        let is_it = |number: u32| self.packs[number as usize] == pack;
+        self.objects.retain(|_, (number, _)| !is_it(*number));
+    }
+
     /// Where an object is.
-    pub(crate) fn find(&self, digest: &Digest) -> Option<(crate::id::PackId, Location)> {
+    pub(crate) fn find(&self, digest: &Digest) -> Option<(PackId, Location)> {
         let (number, location) = self.objects.get(digest)?;
         Some((self.packs[*number as usize], *location))
     }

@@ -13,13 +13,12 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
-    io::Write,
-    path::PathBuf,
     sync::Arc,
 };
 
 use crate::{
-    MAX_OBJECT,
+    MAX_OBJECT, crash,
+    crash::Point,
     digest::Digest,
     durable,
     error::{FileError, ReadError, WriteError},
@@ -28,26 +27,21 @@ use crate::{
     manifest::Manifest,
     object::{self, Value},
     pack::{self, FLAG_ZSTD, Location},
+    pack_file::PackFile,
+    reach,
     sandbox::MANIFEST,
     tree::{Segment, Tree},
-    writer::Shared,
+    writer::{Borrower, Shared},
 };
 
 /// Nearly all of the time that storing takes is the compressor's. A tenth faster on a
 /// process's memory than level 1, which leaves 18 % of it instead of 20.
 const ZSTD_LEVEL: i32 = -1;
-/// How much is collected before it is written.
-const BUFFER: usize = 1 << 20;
 
 /// The pack that a checkpoint is being written into.
 struct Pack {
     id: PackId,
-    path: PathBuf,
-    file: File,
-    buffer: Vec<u8>,
-    /// Where the next byte goes, those in the buffer counted.
-    end: u64,
-    objects: Vec<(Digest, Location)>,
+    file: PackFile,
 }
 
 impl Pack {
@@ -56,43 +50,16 @@ impl Pack {
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| WriteError::Source(error.into()))?;
         let id = PackId(id);
-        let path = shared.store.pack_path(id);
-        Ok(Self {
-            id,
-            file: durable::create_new(&path)?,
-            path,
-            buffer: pack::header().to_vec(),
-            end: pack::HEADER_LEN as u64,
-            objects: Vec::new(),
-        })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
-        self.buffer.extend_from_slice(bytes);
-        self.end += bytes.len() as u64;
-        if self.buffer.len() >= BUFFER {
-            self.flush()?;
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), FileError> {
-        self.file
-            .write_all(&self.buffer)
-            .map_err(FileError::of("write", &self.path))?;
-        self.buffer.clear();
-        Ok(())
+        let file = PackFile::create(shared.store.pack_path(id))?;
+        crash::at(Point::PackCreated);
+        Ok(Self { id, file })
     }
 
     /// Makes the pack whole and durable.
     fn finish(&mut self) -> Result<(), FileError> {
-        let trailer = pack::trailer(&self.objects, self.end);
-        self.write(&trailer)?;
-        self.flush()?;
-        self.file
-            .sync_data()
-            .map_err(FileError::of("sync", &self.path))?;
-        durable::sync_dir(self.path.parent().unwrap_or(&self.path))
+        self.file.finish()?;
+        let path = self.file.path();
+        durable::sync_dir(path.parent().unwrap_or(path))
     }
 }
 
@@ -100,6 +67,8 @@ impl Pack {
 /// the [`crate::SandboxWriter`] that made it is gone.
 pub struct PackWriter {
     shared: Arc<Shared>,
+    /// Keeps what published packs have, and this checkpoint leans on, from being removed.
+    borrower: Borrower,
     /// Made with the first object that no published pack has.
     pack: Option<Pack>,
     own: HashMap<Digest, Location>,
@@ -112,6 +81,7 @@ impl PackWriter {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, WriteError> {
         shared.load_index()?;
         Ok(Self {
+            borrower: shared.borrower(),
             shared,
             pack: None,
             own: HashMap::new(),
@@ -128,7 +98,7 @@ impl PackWriter {
 
     /// Bytes that go to disk for them.
     pub fn bytes_stored(&self) -> u64 {
-        self.pack.as_ref().map_or(0, |pack| pack.end)
+        self.pack.as_ref().map_or(0, |pack| pack.file.len())
     }
 
     /// Counts bytes that were given and are in an object already.
@@ -150,7 +120,7 @@ impl PackWriter {
         }
         let digest = Digest::of(bytes);
         self.raw += bytes.len() as u64;
-        if self.own.contains_key(&digest) || self.shared.find(&digest).is_some() {
+        if self.own.contains_key(&digest) || self.borrow(&digest).is_some() {
             return Ok(digest);
         }
         match self.append(digest, bytes) {
@@ -176,15 +146,9 @@ impl PackWriter {
             Some(pack) => pack,
             none => none.insert(Pack::create(&self.shared)?),
         };
-        let location = Location {
-            at: pack.end + pack::OBJECT_HEADER_LEN as u64,
-            raw_len: bytes.len() as u32,
-            stored_len: stored.len() as u32,
-            flags,
-        };
-        pack.write(&pack::object_header(&digest, &location))?;
-        pack.write(stored)?;
-        pack.objects.push((digest, location));
+        let location = pack
+            .file
+            .append(digest, bytes.len() as u32, flags, stored)?;
         self.own.insert(digest, location);
         Ok(())
     }
@@ -251,7 +215,8 @@ impl PackWriter {
             });
         }
         if let Some(pack) = &mut self.pack {
-            pack.flush()?;
+            pack.file.flush()?;
+            crash::at(Point::PackWritten);
         }
         let packs = self.reachable(&manifest).map_err(WriteError::Incomplete)?;
         manifest.packs = packs.into_iter().collect();
@@ -266,56 +231,41 @@ impl PackWriter {
                 what: "manifest",
                 why: error.to_string(),
             })?;
-        if let Err(error) = durable::replace(&path, &bytes) {
+        crash::at(Point::PackSynced);
+        let written = || crash::at(Point::ManifestWritten);
+        let renamed = || crash::at(Point::ManifestRenamed);
+        if let Err(error) = durable::replace_and(&path, &bytes, written, renamed) {
             // It may be there already, and only its name not durable.
             let _ = durable::remove(&path);
             return Err(error.into());
         }
         if let Some(pack) = self.pack.take() {
-            shared.add_pack(pack.id, &pack.objects);
+            shared.add_pack(pack.id, pack.file.objects());
         }
+        crash::at(Point::Published);
         Ok(manifest)
+    }
+
+    /// Where a published pack has an object, which is not removed while this writer lives.
+    fn borrow(&self, digest: &Digest) -> Option<(PackId, Location)> {
+        self.shared.borrow(&self.borrower, digest)
     }
 
     /// Every pack that holds something the manifest refers to.
     fn reachable(&self, manifest: &Manifest) -> Result<BTreeSet<PackId>, ReadError> {
         let mut packs = BTreeSet::new();
-        let visit = |packs: &mut BTreeSet<PackId>, digest: Digest| {
-            let pack = match (&self.pack, self.own.contains_key(&digest)) {
-                (Some(pack), true) => pack.id,
-                _ => {
-                    self.shared
-                        .find(&digest)
-                        .ok_or(ReadError::NoObject(digest))?
-                        .0
-                }
-            };
-            packs.insert(pack);
-            Ok::<_, ReadError>(())
-        };
-        visit(&mut packs, manifest.spec)?;
-        let parts = std::cell::RefCell::new(Vec::new());
-        let get = |digest: Digest| {
-            parts.borrow_mut().push(digest);
-            self.get(digest)
-        };
-        let upper = std::iter::once(manifest.files.upper);
-        let tmpfs = manifest.files.tmpfs.iter().map(|tmpfs| tmpfs.tree);
-        for digest in upper.chain(tmpfs) {
-            let tree: Tree = object::decode(digest, &get(digest)?, get)?;
-            for segment in tree.segments() {
-                visit(&mut packs, segment.digest)?;
-            }
-        }
-        if let Some(processes) = &manifest.processes {
-            let digest = processes.digest;
-            let image: ProcessImage = object::decode(digest, &get(digest)?, get)?;
-            for segment in image.segments() {
-                visit(&mut packs, segment.digest)?;
-            }
-        }
-        for digest in parts.into_inner() {
-            visit(&mut packs, digest)?;
+        for root in reach::roots(manifest) {
+            root.follow(
+                |digest| self.get(digest),
+                |digest| {
+                    let pack = match (&self.pack, self.own.contains_key(&digest)) {
+                        (Some(pack), true) => pack.id,
+                        _ => self.borrow(&digest).ok_or(ReadError::NoObject(digest))?.0,
+                    };
+                    packs.insert(pack);
+                    Ok(())
+                },
+            )?;
         }
         Ok(packs)
     }
@@ -323,15 +273,21 @@ impl PackWriter {
     /// Reads an object of this checkpoint or an older one.
     pub(crate) fn get(&self, digest: Digest) -> Result<Vec<u8>, ReadError> {
         if let (Some(pack), Some(location)) = (&self.pack, self.own.get(&digest)) {
-            return pack::read_object(&pack.file, &pack.path, digest, *location);
+            return pack::read_object(pack.file.file(), pack.file.path(), digest, *location);
         }
-        let (pack, location) = self
-            .shared
-            .find(&digest)
-            .ok_or(ReadError::NoObject(digest))?;
-        let path = self.shared.store.pack_path(pack);
-        let file = File::open(&path).map_err(FileError::of("open", &path))?;
-        pack::read_object(&file, &path, digest, location)
+        let mut place = self.borrow(&digest).ok_or(ReadError::NoObject(digest))?;
+        loop {
+            let (pack, location) = place;
+            let path = self.shared.store.pack_path(pack);
+            let read = File::open(&path)
+                .map_err(|error| FileError::of("open", &path)(error).into())
+                .and_then(|file| pack::read_object(&file, &path, digest, location));
+            // A pack that was replaced meanwhile has it elsewhere.
+            match self.borrow(&digest) {
+                Some(now) if read.is_err() && now != place => place = now,
+                _ => return read,
+            }
+        }
     }
 
     /// Gives the space back at once.
@@ -340,7 +296,7 @@ impl PackWriter {
         self.own.clear();
         if let Some(pack) = self.pack.take() {
             // The next writer removes it if this fails.
-            let _ = durable::remove(&pack.path);
+            let _ = durable::remove(pack.file.path());
         }
     }
 }

@@ -2,6 +2,10 @@
 
 //! Reading a checkpoint's objects back. Every byte is checked against the
 //! digest that it was asked for by.
+//!
+//! A reader has the lock of readers (locks.rs) for as long as it lives: no pack is removed or
+//! replaced under it. So it never sees half of a checkpoint, at the price that what is
+//! removed meanwhile is freed when the next removal comes.
 
 use std::{
     collections::HashMap,
@@ -15,11 +19,13 @@ use crate::{
     error::{FileError, ReadError},
     id::PackId,
     image::ProcessImage,
+    locks::{self, Held},
     manifest::Manifest,
     object::{self, Value},
-    pack::{self, Index},
+    pack::{self, Index, Location},
     sandbox::SandboxStore,
     tree::Tree,
+    writer::packs,
 };
 
 /// How many packs are kept open.
@@ -30,10 +36,21 @@ pub struct ObjectReader {
     store: SandboxStore,
     index: Index,
     open: Mutex<HashMap<PackId, Arc<File>>>,
+    _reading: Held,
 }
 
 impl ObjectReader {
     pub(crate) fn new(store: SandboxStore, manifest: &Manifest) -> Result<Self, ReadError> {
+        let reading = locks::reading(&store)?;
+        // From here on no pack goes. Those of a manifest that went before may be gone.
+        if !store.manifest_path(manifest.turn).exists() {
+            return Err(ReadError::NoCheckpoint {
+                sandbox: store.id().clone(),
+                turn: manifest.turn,
+                why: "it has just been removed".to_owned(),
+                left: Box::default(),
+            });
+        }
         let mut index = Index::default();
         for pack in &manifest.packs {
             match pack::read_index(&store.pack_path(*pack)) {
@@ -51,7 +68,30 @@ impl ObjectReader {
             store,
             index,
             open: Mutex::default(),
+            _reading: reading,
         })
+    }
+
+    /// Reads the objects of all packs that are sound.
+    pub(crate) fn of_all(store: &SandboxStore) -> Result<Self, ReadError> {
+        let reading = locks::reading(store)?;
+        let mut index = Index::default();
+        for pack in packs(store)? {
+            if let Ok(objects) = pack::read_index(&store.pack_path(pack)) {
+                index.add(pack, &objects);
+            }
+        }
+        Ok(Self {
+            store: store.clone(),
+            index,
+            open: Mutex::default(),
+            _reading: reading,
+        })
+    }
+
+    /// Where an object is.
+    pub(crate) fn find(&self, digest: &Digest) -> Option<(PackId, Location)> {
+        self.index.find(digest)
     }
 
     fn file(&self, pack: PackId) -> Result<Arc<File>, ReadError> {

@@ -32,6 +32,8 @@ pub const MAX_META_NAME: usize = 64;
 pub const MAX_META_VALUE: usize = 1024;
 /// Longest reason kept, in bytes.
 pub const MAX_REASON: usize = 1024;
+/// Most checkpoints that one record says are removed.
+pub(crate) const MAX_REMOVED: usize = 4096;
 
 /// One record of a sandbox's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +48,8 @@ pub enum JournalRecord {
     Restore(RollbackRecord),
     /// The checkpoint of a turn could not be taken or published.
     CaptureFailed(CaptureFailed),
+    /// Checkpoints were removed, because nobody wanted to keep them.
+    Removed(RemovedRecord),
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -58,7 +62,7 @@ impl JournalRecord {
             Self::Turn(record) => Some(record.turn),
             Self::Rollback(record) | Self::Restore(record) => Some(record.from),
             Self::CaptureFailed(record) => Some(record.turn),
-            Self::Unknown => None,
+            Self::Removed(_) | Self::Unknown => None,
         }
     }
 
@@ -88,6 +92,10 @@ impl JournalRecord {
                 record.effects.bound();
             }
             Self::CaptureFailed(record) => clip_in(&mut record.reason, MAX_REASON),
+            Self::Removed(record) => {
+                record.turns.truncate(MAX_REMOVED);
+                clip_in(&mut record.why, MAX_REASON);
+            }
             Self::Rollback(_) | Self::Restore(_) | Self::Unknown => {}
         }
         self
@@ -281,6 +289,17 @@ pub struct CaptureFailed {
     pub turn: TurnId,
     /// Why, in one line.
     pub reason: String,
+}
+
+/// Checkpoints that were removed. Their turns stay in the journal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The turns whose checkpoints they were.
+    pub turns: Vec<TurnId>,
+    /// What asked for it, in one line.
+    pub why: String,
 }
 
 /// The words of a command as one line that a shell would take, at most

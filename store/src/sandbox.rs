@@ -12,25 +12,27 @@ use serde::{Deserialize, Serialize};
 use crate::{
     durable,
     envelope::Envelope,
-    error::{ReadError, WriteError},
+    error::{Around, ReadError, WriteError},
     id::{PackId, SandboxId, TurnId},
     journal::{self, Journal},
     layers::ImageLayers,
     lineage::{self, Holder},
+    locks,
     manifest::Manifest,
     reader::ObjectReader,
     record::JournalRecord,
+    retention::Limits,
 };
 
 pub(crate) const MANIFEST: Envelope = Envelope {
     magic: "crab-manifest",
     version: 1,
 };
-const META: Envelope = Envelope {
+pub(crate) const META: Envelope = Envelope {
     magic: "crab-sandbox",
     version: 1,
 };
-const RESTORE: Envelope = Envelope {
+pub(crate) const RESTORE: Envelope = Envelope {
     magic: "crab-restore",
     version: 1,
 };
@@ -40,8 +42,9 @@ const MANIFESTS_DIR: &str = "manifests";
 const MANIFEST_SUFFIX: &str = ".json";
 const PACKS_DIR: &str = "packs";
 pub(crate) const PACK_SUFFIX: &str = ".pack";
-const META_FILE: &str = "meta.json";
-const RESTORE_FILE: &str = "restore";
+pub(crate) const META_FILE: &str = "meta.json";
+pub(crate) const RESTORE_FILE: &str = "restore";
+const ASIDE_DIR: &str = "damaged";
 pub(crate) const LOCK_FILE: &str = "lock";
 
 /// Who asked containerd for the sandbox.
@@ -91,6 +94,9 @@ pub struct SandboxMeta {
     /// What of its configuration was not followed, and why, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub config_faults: Vec<String>,
+    /// How much of its history it wants kept itself, where that is less than the host keeps.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub limits: Limits,
 }
 
 /// A wish that the sandbox's next start restores it.
@@ -140,6 +146,11 @@ impl SandboxStore {
         self.dir.join(PACKS_DIR)
     }
 
+    /// Where a repair puts what is damaged.
+    pub(crate) fn aside_dir(&self) -> PathBuf {
+        self.dir.join(ASIDE_DIR)
+    }
+
     pub(crate) fn pack_path(&self, pack: PackId) -> PathBuf {
         self.packs_dir().join(format!("{pack}{PACK_SUFFIX}"))
     }
@@ -165,11 +176,19 @@ impl SandboxStore {
     /// The checkpoint of exactly this turn; nothing if there is none.
     pub fn manifest(&self, turn: TurnId) -> Result<Option<Manifest>, ReadError> {
         let path = self.manifest_path(turn);
-        let manifest: Option<Manifest> = MANIFEST.load(&path)?;
+        self.own(turn, MANIFEST.load(&path)?)
+    }
+
+    /// A manifest, if it is that of this turn and this sandbox.
+    pub(crate) fn own(
+        &self,
+        turn: TurnId,
+        manifest: Option<Manifest>,
+    ) -> Result<Option<Manifest>, ReadError> {
         match &manifest {
             Some(found) if found.turn != turn || !self.id.is_or_was(&found.sandbox) => {
                 Err(ReadError::Damaged {
-                    path,
+                    path: self.manifest_path(turn),
                     why: format!("it is that of turn {} of {}", found.turn, found.sandbox),
                 })
             }
@@ -216,17 +235,17 @@ impl SandboxStore {
     pub fn checkpoint_of(&self, turn: TurnId) -> Result<Manifest, ReadError> {
         let journal = self.journal()?;
         let published = self.checkpoints()?;
-        let missing = |why, before| ReadError::NoCheckpoint {
+        let missing = |why, before, after| ReadError::NoCheckpoint {
             sandbox: self.id.clone(),
             turn,
             why,
-            before,
+            left: Box::new(Around { before, after }),
         };
         match lineage::holder(&journal.records, &published, turn) {
             Holder::Checkpoint(checkpoint) => self
                 .manifest(checkpoint)?
-                .ok_or_else(|| missing("it has just been removed".to_owned(), None)),
-            Holder::Missing { why, before } => Err(missing(why, before)),
+                .ok_or_else(|| missing("it has just been removed".to_owned(), None, None)),
+            Holder::Missing { why, before, after } => Err(missing(why, before, after)),
             Holder::NoTurn => Err(ReadError::NoTurn {
                 sandbox: self.id.clone(),
                 turn,
@@ -257,6 +276,7 @@ impl SandboxStore {
 
     /// Asks that the next start of the sandbox restores it.
     pub fn request_restore(&self, request: RestoreRequest) -> Result<(), WriteError> {
+        let _none_goes = locks::checkpoints(self)?;
         self.write_small(RESTORE_FILE, &RESTORE, &request)
     }
 

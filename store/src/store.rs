@@ -6,6 +6,8 @@ use std::{
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -19,6 +21,8 @@ use crate::{
 const FORMAT_FILE: &str = "FORMAT";
 const FORMAT_MAGIC: &str = "crab-store ";
 const FORMAT_VERSION: u32 = 1;
+/// How often a lock is tried.
+const PAUSE: Duration = Duration::from_millis(20);
 const SANDBOXES_DIR: &str = "sandboxes";
 
 /// Where the store is if nobody says otherwise.
@@ -105,6 +109,21 @@ impl Store {
         SandboxWriter::open(self.at(id))
     }
 
+    /// The same, and waits so long if somebody else writes to it.
+    pub fn writer_within(
+        &self,
+        id: &SandboxId,
+        patience: Duration,
+    ) -> Result<SandboxWriter, OpenError> {
+        let began = Instant::now();
+        loop {
+            match self.writer(id) {
+                Err(OpenError::Locked(_)) if began.elapsed() < patience => sleep(PAUSE),
+                opened => return opened,
+            }
+        }
+    }
+
     /// Keeps a sandbox's history under a name of its own (`<id>.<when>`), so that
     /// another sandbox can have the name. Tells which.
     pub fn retire(&self, id: &SandboxId) -> Result<SandboxId, OpenError> {
@@ -133,7 +152,7 @@ fn check_format(root: &Path) -> Result<bool, OpenError> {
             found,
             known: FORMAT_VERSION,
         }),
-        Some(_) => Ok(true),
-        None => Err(OpenError::NotAStore(root.to_owned())),
+        Some(1..) => Ok(true),
+        _ => Err(OpenError::NotAStore(root.to_owned())),
     }
 }

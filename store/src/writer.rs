@@ -6,9 +6,15 @@
 //! that it began, lives. The kernel drops the lock with the process, however
 //! that dies. Opening it puts the directory in order: it cuts off the journal's
 //! torn tail and removes what a killed writer had not published.
+//!
+//! Checkpoints are written while others are removed (collect.rs). A checkpoint in the making
+//! leans on objects of published packs; it *borrows* each of them when it finds it, and what
+//! is borrowed is not removed. One that is published while a removal is under way leaves what
+//! it borrowed as *lasting* until that is over, because the removal may have looked at the
+//! manifests before.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs::File,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
@@ -24,8 +30,9 @@ use crate::{
     digest::Digest,
     durable,
     error::{FileError, OpenError, ReadError, WriteError},
-    id::{PackId, SandboxId},
+    id::{PackId, SandboxId, TurnId},
     journal::{Durability, JournalWriter},
+    locks,
     manifest::Manifest,
     pack::{self, Index, Location},
     pack_writer::PackWriter,
@@ -39,13 +46,117 @@ const ANCESTORS: usize = 5;
 /// What a sandbox's writer and its checkpoints in flight have in common.
 pub(crate) struct Shared {
     pub(crate) store: SandboxStore,
-    /// Where the objects of all published packs are; read when first needed.
-    index: Mutex<Option<Index>>,
+    /// Where the objects of all published packs are, and who leans on them.
+    objects: Mutex<Objects>,
+    /// Checkpoints that are not to be removed, and how many times that was said.
+    held: Mutex<BTreeMap<TurnId, usize>>,
+    /// Held while checkpoints are removed.
+    collecting: Mutex<()>,
     /// Held while a checkpoint is published. Whether the sandbox's own
     /// directory is known to be durable.
     publishing: Mutex<bool>,
     /// Dropped last, with everything that may still write.
     _lock: File,
+}
+
+/// The objects of all published packs.
+#[derive(Default)]
+struct Objects {
+    /// Where they are; read when first needed.
+    index: Option<Index>,
+    /// The published packs that are in the index.
+    packs: BTreeSet<PackId>,
+    /// What each checkpoint in the making leans on.
+    borrowed: HashMap<u64, HashSet<Digest>>,
+    /// What published ones leant on, since the removal began that is under way.
+    lasting: Option<HashSet<Digest>>,
+    next_borrower: u64,
+}
+
+impl Objects {
+    fn is_borrowed(&self, digest: &Digest) -> bool {
+        let has = |set: &HashSet<Digest>| set.contains(digest);
+        self.borrowed.values().any(has) || self.lasting.as_ref().is_some_and(has)
+    }
+}
+
+/// A checkpoint in the making, as far as it leans on published objects.
+pub(crate) struct Borrower {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Borrower {
+    fn drop(&mut self) {
+        let mut objects = held(&self.shared.objects);
+        let own = objects.borrowed.remove(&self.number).unwrap_or_default();
+        if let Some(lasting) = &mut objects.lasting {
+            lasting.extend(own);
+        }
+    }
+}
+
+/// The removal that is under way, as far as it concerns who writes meanwhile.
+pub(crate) struct Collecting<'a> {
+    shared: &'a Shared,
+    _alone: MutexGuard<'a, ()>,
+    /// The packs that were published when it began.
+    pub(crate) packs: BTreeSet<PackId>,
+}
+
+impl Drop for Collecting<'_> {
+    fn drop(&mut self) {
+        held(&self.shared.objects).lasting = None;
+    }
+}
+
+impl Collecting<'_> {
+    /// Has a pack replaced by `change`, after which it holds `now`, unless a checkpoint in
+    /// the making leans on something that would go. Whether it was done.
+    pub(crate) fn replace(
+        &self,
+        pack: PackId,
+        goes: &[Digest],
+        now: &[(Digest, Location)],
+        change: impl FnOnce() -> Result<(), FileError>,
+    ) -> Result<bool, FileError> {
+        // Whoever publishes reads from packs by the index.
+        let _publishing = held(&self.shared.publishing);
+        let mut objects = held(&self.shared.objects);
+        if goes.iter().any(|digest| objects.is_borrowed(digest)) {
+            return Ok(false);
+        }
+        let changed = change();
+        // Also if it failed: then nobody knows what is there.
+        if let Some(index) = &mut objects.index {
+            index.remove(pack);
+            if changed.is_ok() && !now.is_empty() {
+                index.add(pack, now);
+            }
+        }
+        if now.is_empty() {
+            objects.packs.remove(&pack);
+        }
+        changed.map(|()| true)
+    }
+}
+
+/// Keeps a checkpoint from being removed, until it is dropped.
+pub struct Hold {
+    shared: Arc<Shared>,
+    turn: TurnId,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut turns = held(&self.shared.held);
+        if let Some(times) = turns.get_mut(&self.turn) {
+            *times -= 1;
+            if *times == 0 {
+                turns.remove(&self.turn);
+            }
+        }
+    }
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,31 +180,71 @@ impl Shared {
         Ok(durable)
     }
 
-    pub(crate) fn load_index(&self) -> Result<(), WriteError> {
-        let mut index = held(&self.index);
-        if index.is_some() {
+    pub(crate) fn load_index(&self) -> Result<(), FileError> {
+        let mut objects = held(&self.objects);
+        if objects.index.is_some() {
             return Ok(());
         }
         let mut loaded = Index::default();
         for pack in packs(&self.store)? {
             // One that is not sound holds nothing that may be relied on; what
             // was in it is stored anew.
-            if let Ok(objects) = pack::read_index(&self.store.pack_path(pack)) {
-                loaded.add(pack, &objects);
+            if let Ok(found) = pack::read_index(&self.store.pack_path(pack)) {
+                loaded.add(pack, &found);
+                objects.packs.insert(pack);
             }
         }
-        *index = Some(loaded);
+        objects.index = Some(loaded);
         Ok(())
     }
 
-    pub(crate) fn find(&self, digest: &Digest) -> Option<(PackId, Location)> {
-        held(&self.index).as_ref()?.find(digest)
+    pub(crate) fn borrower(self: &Arc<Self>) -> Borrower {
+        let mut objects = held(&self.objects);
+        let number = objects.next_borrower;
+        objects.next_borrower += 1;
+        Borrower {
+            shared: self.clone(),
+            number,
+        }
     }
 
-    pub(crate) fn add_pack(&self, pack: PackId, objects: &[(Digest, Location)]) {
-        if let Some(index) = held(&self.index).as_mut() {
-            index.add(pack, objects);
+    /// Where an object is, which stays there for as long as the borrower lives.
+    pub(crate) fn borrow(
+        &self,
+        borrower: &Borrower,
+        digest: &Digest,
+    ) -> Option<(PackId, Location)> {
+        let mut objects = held(&self.objects);
+        let found = objects.index.as_ref()?.find(digest)?;
+        let own = objects.borrowed.entry(borrower.number).or_default();
+        own.insert(*digest);
+        Some(found)
+    }
+
+    pub(crate) fn add_pack(&self, pack: PackId, added: &[(Digest, Location)]) {
+        let mut objects = held(&self.objects);
+        if let Some(index) = &mut objects.index {
+            index.add(pack, added);
+            objects.packs.insert(pack);
         }
+    }
+
+    /// Begins to remove; waits for a removal that is under way.
+    pub(crate) fn collecting(&self) -> Result<Collecting<'_>, FileError> {
+        let alone = held(&self.collecting);
+        self.load_index()?;
+        let mut objects = held(&self.objects);
+        objects.lasting = Some(HashSet::new());
+        Ok(Collecting {
+            shared: self,
+            _alone: alone,
+            packs: objects.packs.clone(),
+        })
+    }
+
+    /// The checkpoints that are in use here.
+    pub(crate) fn held(&self) -> BTreeSet<TurnId> {
+        held(&self.held).keys().copied().collect()
     }
 }
 
@@ -116,7 +267,9 @@ impl SandboxWriter {
         Ok(Self {
             shared: Arc::new(Shared {
                 store,
-                index: Mutex::new(None),
+                objects: Mutex::default(),
+                held: Mutex::default(),
+                collecting: Mutex::default(),
                 publishing: Mutex::new(false),
                 _lock: lock,
             }),
@@ -127,6 +280,22 @@ impl SandboxWriter {
     /// The same sandbox for reading.
     pub fn store(&self) -> &SandboxStore {
         &self.shared.store
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    /// Keeps a checkpoint, if it is there still, from being removed.
+    pub fn hold(&self, turn: TurnId) -> Result<Hold, ReadError> {
+        *held(&self.shared.held).entry(turn).or_default() += 1;
+        let hold = Hold {
+            shared: self.shared.clone(),
+            turn,
+        };
+        // A removal that did not see this is over then.
+        locks::checkpoints(self.store())?;
+        Ok(hold)
     }
 
     /// Begins a checkpoint.
@@ -146,7 +315,7 @@ impl SandboxWriter {
 }
 
 /// Takes the sandbox's lock, or tells that somebody else has it.
-fn lock(store: &SandboxStore) -> Result<File, OpenError> {
+pub(crate) fn lock(store: &SandboxStore) -> Result<File, OpenError> {
     let path = store.dir().join(LOCK_FILE);
     loop {
         durable::create_dir(store.dir())?;
@@ -177,7 +346,7 @@ fn is_same(file: &File, path: &Path) -> Result<bool, FileError> {
     }
 }
 
-fn packs(store: &SandboxStore) -> Result<Vec<PackId>, FileError> {
+pub(crate) fn packs(store: &SandboxStore) -> Result<Vec<PackId>, FileError> {
     let names = durable::names(&store.packs_dir())?;
     let pack = |name: &String| name.strip_suffix(PACK_SUFFIX)?.parse().ok();
     Ok(names.iter().filter_map(pack).collect())

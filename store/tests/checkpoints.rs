@@ -331,6 +331,7 @@ fn history_survives_its_writer() {
         created_ms: 5,
         snapshot: [("upperdir".to_owned(), "/u".to_owned())].into(),
         config_faults: vec!["one".to_owned()],
+        limits: Limits::default(),
     };
     let writer = store.writer(&id()).unwrap();
     assert_eq!(writer.store().next_turn().unwrap(), TurnId(0));

@@ -101,7 +101,9 @@ fn packs_and_trees_of_version_1_are_read_for_ever() {
         fs::copy(made, golden("pack-1")).unwrap();
         println!("{published:?}");
     }
-    let (dir, sandbox) = store_with(&[]);
+    // A reader wants the manifest to be there, whatever is in it.
+    let to_manifest = "manifests/00000000000000000000.json";
+    let (dir, sandbox) = store_with(&[("manifest-1.json", to_manifest)]);
     let packs = dir.path().join("sandboxes/default/demo");
     fs::copy(golden("pack-1"), packs.join(to)).unwrap();
     let tree = TREE.parse().unwrap();

@@ -30,6 +30,7 @@ use self::{
 use crate::{
     context::Context,
     error::{CliError, StoreError},
+    named::TurnName,
 };
 
 #[derive(Serialize)]
@@ -102,13 +103,13 @@ impl State {
 
 /// Why two states could not be compared.
 enum Failure {
-    Store(StoreError),
+    Store(Box<StoreError>),
     Image(io::Error),
 }
 
 impl<E: Into<StoreError>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Store(error.into())
+        Self::Store(Box::new(error.into()))
     }
 }
 
@@ -116,15 +117,15 @@ impl<E: Into<StoreError>> From<E> for Failure {
 pub(crate) fn run(
     context: &Context,
     text_of_id: &str,
-    a: TurnId,
-    b: TurnId,
+    (a, b): (&TurnName, &TurnName),
     unified: bool,
 ) -> Result<(String, bool), CliError> {
     let sandbox = context.sandbox(text_of_id)?;
+    let (a, b) = (a.of(&sandbox)?, b.of(&sandbox)?);
     let diff = diff(&sandbox, a, b, unified).map_err(|failure| {
         let what = format!("cannot compare turns {a} and {b} of {}", sandbox.id());
         match failure {
-            Failure::Store(error) => CliError::store(what, error),
+            Failure::Store(error) => CliError::store(what, *error),
             Failure::Image(error) => CliError::failed(
                 what,
                 format!("a file could not be read: {error}"),

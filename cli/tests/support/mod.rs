@@ -118,6 +118,7 @@ impl Host {
                 snapshot: Default::default(),
                 layers: None,
                 config_faults: vec!["dev.crab.x is ignored: no such setting".to_owned()],
+                limits: Limits::default(),
             })
             .unwrap();
         let commands = [

@@ -33,7 +33,7 @@ use crab_runtime::{
     oci::Runtime,
     reaper::Reaper,
 };
-use crab_store::{Manifest, SandboxId};
+use crab_store::{Limits, Manifest, SandboxId};
 
 pub(crate) use self::start::{KILL_LIMIT, Launch, Launched, Restore};
 use crate::{
@@ -159,7 +159,22 @@ fn client_images(req: &CreateTaskRequest, options: &RuntimeOptions) -> Result<Op
     Ok(Some(path))
 }
 
+/// What a configuration has kept of a sandbox's history.
+pub(crate) fn limits(config: &Config) -> Limits {
+    let retention = &config.retention;
+    Limits {
+        count: retention.count(),
+        age_ms: retention.age_ms(),
+        bytes: retention.bytes(),
+    }
+}
+
 impl Container {
+    /// How much of its history is kept.
+    pub(crate) fn retention(&self) -> Limits {
+        limits(&self.config)
+    }
+
     /// Creates a container: mounts its root, makes its network namespace, and
     /// has the runtime set up everything but its program.
     pub(crate) async fn create(

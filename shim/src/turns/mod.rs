@@ -25,6 +25,7 @@ mod hint;
 mod inside;
 mod quiescence;
 mod record;
+mod retention;
 mod rollback;
 mod stdin;
 mod task;
@@ -38,7 +39,7 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use crab_runtime::{oci::CheckpointOptions, reaper::Exit};
-use crab_store::{Class, Cost, TurnId, command_line};
+use crab_store::{Class, Collected, Cost, Limits, TurnId, command_line};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -154,6 +155,8 @@ enum Message {
     Rollback(RollbackWish, oneshot::Sender<Result<RolledBack>>),
     /// With the end of this turn, or else with the newest checkpoint.
     Verify(Option<TurnId>, oneshot::Sender<Result<Verified>>),
+    /// Removes what these limits do not keep, behind what comes after.
+    Remove(Limits, oneshot::Sender<Result<Collected>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -334,6 +337,11 @@ impl Turns {
     /// Compares the live sandbox with the end of a turn, or with its newest checkpoint.
     pub(crate) async fn verify(&self, turn: Option<TurnId>) -> Result<Verified> {
         self.ask(|reply| Message::Verify(turn, reply)).await
+    }
+
+    /// Removes the checkpoints that these limits do not keep.
+    pub(crate) async fn collect(&self, limits: Limits) -> Result<Collected> {
+        self.ask(|reply| Message::Remove(limits, reply)).await
     }
 
     /// Ends the watch, and waits until everything staged is published.

@@ -203,9 +203,10 @@ impl Task {
                 record.cost.bytes_stored = published.manifest.bytes_stored;
                 record.cost.bytes_raw = published.manifest.bytes_raw;
                 history.version = Some(published.manifest);
-                let checkpoint = record.checkpoint;
+                let (checkpoint, bytes) = (record.checkpoint, record.cost.bytes_stored);
                 history.append(JournalRecord::Turn(record));
                 self.tell(|status| status.checkpoint = checkpoint);
+                self.retain(bytes);
                 None
             }
             Err(error) => {

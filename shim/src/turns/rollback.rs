@@ -22,7 +22,7 @@ use std::{
 
 use anyhow::{Context, Error, Result, bail};
 use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
-use crab_store::{Class, JournalRecord, Manifest, RollbackRecord, SandboxStore, TurnId};
+use crab_store::{Class, Hold, JournalRecord, Manifest, RollbackRecord, SandboxStore, TurnId};
 
 use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
 use crate::{
@@ -63,6 +63,8 @@ impl Task {
         };
         // Refused before anything is touched.
         let wanted = store.checkpoint_of(turn)?;
+        // It is not removed until the journal says that it is the newest state.
+        let _hold = self.hold(wanted.turn)?;
         self.container.restorable(&wanted).await?;
         let now = self.secure().await?;
         let secured = start.elapsed();
@@ -181,6 +183,14 @@ impl Task {
                 "its files are neither as they were nor as they should be, and it could not be \
                  put back ({again:#}); checkpoint {turn} is as it was"
             )),
+        }
+    }
+
+    /// Keeps a checkpoint from being removed.
+    fn hold(&self, checkpoint: TurnId) -> Result<Hold> {
+        match &self.history {
+            Ok(history) => Ok(history.writer.hold(checkpoint)?),
+            Err(reason) => bail!("{reason}"),
         }
     }
 

@@ -24,6 +24,7 @@ use super::{
     closing::{Closing, Early},
     inside::Inside,
     quiescence::{Before, Progress},
+    retention::Removals,
     stdin::{Watching, ticks_since_boot},
 };
 use crate::{
@@ -185,6 +186,7 @@ pub(super) struct Task {
     pub(super) unrecorded: Option<bool>,
     /// The files of before a rollback are being removed.
     pub(super) removal: Option<JoinHandle<()>>,
+    pub(super) removals: Removals,
 }
 
 impl Task {
@@ -209,6 +211,7 @@ impl Task {
             stuck: None,
             unrecorded: None,
             removal: None,
+            removals: Removals::default(),
         }
     }
 
@@ -279,7 +282,10 @@ impl Task {
     async fn handle(&mut self, message: Message) {
         if !matches!(
             message,
-            Message::Begin { .. } | Message::Input { .. } | Message::Ended { .. }
+            Message::Begin { .. }
+                | Message::Input { .. }
+                | Message::Ended { .. }
+                | Message::Remove(..)
         ) {
             // Whatever it is, it is no part of a turn that is closing, and may need the
             // capture.
@@ -347,6 +353,7 @@ impl Task {
             Message::Verify(turn, reply) => {
                 let _ = reply.send(self.verify(turn).await);
             }
+            Message::Remove(limits, reply) => self.remove(limits, Some(reply)),
             Message::Close(_) => {}
         }
     }
@@ -432,6 +439,7 @@ impl Task {
         self.settle_turn().await;
         self.finish_pending().await;
         self.finish_removal().await;
+        self.end_removals().await;
         if let Some(watch) = self.watch.take() {
             watch.abort();
         }

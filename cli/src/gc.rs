@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! `crab gc [S]`: removing what is not to be kept.
+//!
+//! Who writes to a sandbox's history removes from it. Of one that is live that is its shim,
+//! which is asked; of one that is gone it is `crab` itself.
+
+use std::collections::BTreeMap;
+
+use crab_api::{sandbox::CollectRequest, ttrpc::context};
+use crab_store::{Collected, Limits, OpenError, SandboxId, SandboxStore, Store, TurnId, Wanted};
+use serde::Serialize;
+
+use crate::{
+    context::Context,
+    error::{CliError, StoreError},
+    live::{Live, NoAnswer, WORK_TIMEOUT, refusal},
+    output::{NOTHING, cell, count, now_ms, size, table, visible},
+};
+
+const WHAT: &str = "remove checkpoints of";
+
+/// What the user says of limits.
+pub(crate) struct Said {
+    pub(crate) limits: Limits,
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Gc {
+    dry_run: bool,
+    sandboxes: Vec<Row>,
+    /// Of all sandboxes.
+    bytes_freed: u64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    sandbox: SandboxId,
+    #[serde(flatten)]
+    done: Collected,
+    /// Why nothing was removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
+}
+
+/// The text to print, and whether everything was done.
+pub(crate) async fn run(
+    context: &Context,
+    text_of_id: Option<&str>,
+    said: &Said,
+) -> Result<(String, bool), CliError> {
+    let store = context.store()?;
+    let mut rows = Vec::new();
+    match text_of_id {
+        Some(text) => {
+            let sandbox = context.sandbox(text)?;
+            let done = collect(
+                context,
+                &store,
+                &sandbox,
+                said,
+                limits(context, &sandbox, said),
+            );
+            rows.push(Row::of(sandbox.id(), Ok(done.await?)));
+        }
+        None => {
+            for sandbox in all(&store)? {
+                let limits = limits(context, &sandbox, said);
+                let done = collect(context, &store, &sandbox, said, limits).await;
+                // One that cannot be read must not keep the others from being removed from.
+                rows.push(Row::of(sandbox.id(), done));
+            }
+            host_limit(context, &store, said, &mut rows).await;
+        }
+    }
+    let gc = Gc {
+        dry_run: said.dry_run,
+        bytes_freed: rows.iter().map(|row| row.done.bytes_freed).sum(),
+        sandboxes: rows,
+    };
+    let well = gc.sandboxes.iter().all(|row| row.failed.is_none());
+    Ok((context.answer(&gc, text)?, well))
+}
+
+/// Every sandbox in the store.
+pub(crate) fn all(store: &Store) -> Result<Vec<SandboxStore>, CliError> {
+    let failed = |error: OpenError| CliError::store("cannot list the sandboxes", error.into());
+    let ids = store.sandboxes().map_err(failed)?.into_iter();
+    ids.filter_map(|id| match store.sandbox(&id) {
+        // Removed just now.
+        Err(OpenError::NoSandbox(_)) => None,
+        found => Some(found.map_err(failed)),
+    })
+    .collect()
+}
+
+/// What is kept of a sandbox: as the user says, else it itself, else the host.
+fn limits(context: &Context, sandbox: &SandboxStore, said: &Said) -> Limits {
+    let host = &context.config.retention;
+    let own = sandbox.meta().ok().flatten().map(|meta| meta.limits);
+    let own = own.unwrap_or_default();
+    Limits {
+        count: said.limits.count.or(own.count).or(host.count()),
+        age_ms: said.limits.age_ms.or(own.age_ms).or(host.age_ms()),
+        bytes: said.limits.bytes.or(own.bytes).or(host.bytes()),
+    }
+}
+
+async fn collect(
+    context: &Context,
+    store: &Store,
+    sandbox: &SandboxStore,
+    said: &Said,
+    limits: Limits,
+) -> Result<Collected, CliError> {
+    let id = sandbox.id();
+    let failed = |error: StoreError| CliError::store(format!("cannot {WHAT} {id}"), error);
+    let wanted = Wanted {
+        limits,
+        now_ms: now_ms(),
+        ..Wanted::default()
+    };
+    if said.dry_run {
+        return sandbox
+            .would_collect(&wanted)
+            .map_err(|error| failed(error.into()));
+    }
+    context.require_root(WHAT, id)?;
+    match store.writer(id) {
+        Ok(writer) => writer
+            .collect(&wanted)
+            .map_err(|error| failed(error.into())),
+        Err(locked @ OpenError::Locked(_)) => {
+            let live = match Live::find(&context.config, id).await {
+                // By another `crab`, perhaps.
+                Err(NoAnswer::Gone) => return Err(failed(locked.into())),
+                Ok(live) => live,
+                Err(NoAnswer::Deaf(_)) => Live::require(&context.config, WHAT, id).await?,
+            };
+            let request = CollectRequest {
+                id: id.id().into(),
+                keep: limits.count,
+                max_age_ms: limits.age_ms,
+                max_bytes: limits.bytes,
+                ..Default::default()
+            };
+            let timeout = context::with_duration(WORK_TIMEOUT);
+            let done = live.client.collect(timeout, &request).await;
+            let done = done.map_err(|error| refusal(WHAT, id, &error))?;
+            let removed = done.removed.into_iter();
+            let removed: BTreeMap<TurnId, String> =
+                removed.map(|it| (TurnId(it.turn), it.why)).collect();
+            Ok(Collected {
+                removed,
+                kept: done.kept,
+                bytes_before: done.bytes_before,
+                bytes_freed: done.bytes_freed,
+                packs_removed: done.packs_removed,
+                packs_replaced: done.packs_replaced,
+                postponed: Some(done.postponed).filter(|why| !why.is_empty()),
+            })
+        }
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// Has the sandboxes stay within what the host has for all of them.
+async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [Row]) {
+    let Some(most) = context.config.retention.host_bytes() else {
+        return;
+    };
+    let left = |row: &Row| row.done.bytes_before.saturating_sub(row.done.bytes_freed);
+    let mut over = rows.iter().map(left).sum::<u64>().saturating_sub(most);
+    // Those that are gone first, and of each kind the one that is longest unused.
+    let mut order: Vec<(bool, u64, usize)> = Vec::new();
+    for (number, row) in rows.iter().enumerate() {
+        let Ok(sandbox) = store.sandbox(&row.sandbox) else {
+            continue;
+        };
+        let is_live = Live::find(&context.config, &row.sandbox).await.is_ok();
+        let newest = sandbox.latest().ok().flatten();
+        order.push((
+            is_live,
+            newest.map_or(0, |manifest| manifest.created_ms),
+            number,
+        ));
+    }
+    order.sort_unstable();
+    for (_, _, number) in order {
+        if over == 0 {
+            return;
+        }
+        let row = &mut rows[number];
+        if row.failed.is_some() {
+            continue;
+        }
+        let Ok(sandbox) = store.sandbox(&row.sandbox) else {
+            continue;
+        };
+        let mut limits = limits(context, &sandbox, said);
+        let room = left(row).saturating_sub(over);
+        limits.bytes = Some(limits.bytes.map_or(room, |bytes| bytes.min(room)));
+        match collect(context, store, &sandbox, said, limits).await {
+            // Nothing has changed since the first time where it was only asked.
+            Ok(done) if said.dry_run => {
+                over = over.saturating_sub(done.bytes_freed.saturating_sub(row.done.bytes_freed));
+                row.done = done;
+            }
+            Ok(done) => {
+                over = over.saturating_sub(done.bytes_freed);
+                row.add(done);
+            }
+            Err(error) => row.failed = Some(error.to_string()),
+        }
+    }
+}
+
+impl Row {
+    fn of(sandbox: &SandboxId, done: Result<Collected, CliError>) -> Self {
+        let (done, failed) = match done {
+            Ok(done) => (done, None),
+            Err(error) => (Collected::default(), Some(error.to_string())),
+        };
+        Self {
+            sandbox: sandbox.clone(),
+            done,
+            failed,
+        }
+    }
+
+    /// What was removed after that.
+    fn add(&mut self, more: Collected) {
+        self.done.removed.extend(more.removed);
+        self.done.kept = more.kept;
+        self.done.bytes_freed += more.bytes_freed;
+        self.done.packs_removed += more.packs_removed;
+        self.done.packs_replaced += more.packs_replaced;
+        self.done.postponed = more.postponed;
+    }
+
+    fn note(&self) -> String {
+        let notes: Vec<&str> = [&self.failed, &self.done.postponed]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
+        match notes[..] {
+            [] => NOTHING.to_owned(),
+            _ => visible(&notes.join(", ")),
+        }
+    }
+}
+
+const MAX_TURNS: usize = 40;
+
+fn text(gc: &Gc) -> String {
+    let rows = gc.sandboxes.iter().map(|row| {
+        let removed: Vec<String> = row.done.removed.keys().map(TurnId::to_string).collect();
+        let removed = match removed.is_empty() {
+            true => NOTHING.to_owned(),
+            false => cell(&removed.join(" "), MAX_TURNS),
+        };
+        [
+            row.sandbox.to_string(),
+            row.done.removed.len().to_string(),
+            removed,
+            row.done.kept.to_string(),
+            size(row.done.bytes_before),
+            size(row.done.bytes_freed),
+            row.note(),
+        ]
+    });
+    let header = [
+        "SANDBOX", "REMOVED", "TURNS", "KEPT", "BEFORE", "FREED", "NOTE",
+    ];
+    let mut text = table(header, &[1, 3, 4, 5], rows);
+    let sandboxes = count(gc.sandboxes.len() as u64, "sandbox", "sandboxes");
+    let verb = if gc.dry_run {
+        "would be freed"
+    } else {
+        "freed"
+    };
+    text.push_str(&format!("{} {verb} of {sandboxes}\n", size(gc.bytes_freed)));
+    text
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who may do what beside whom. Beside the lock of the one writer (writer.rs), which a
+//! live sandbox's shim holds all its life, a sandbox has two for short:
+//!
+//! | lock | shared | exclusive |
+//! | --- | --- | --- |
+//! | on `manifests/` | - | who removes checkpoints, who makes one irremovable (a tag, a wish to be restored) |
+//! | on `packs/` | who reads a checkpoint's objects | who removes or replaces packs |
+//!
+//! They are `flock`s of directories that are there anyway, so that a reader changes
+//! nothing, and they end with their holder, however that dies. Nobody waits for a reader:
+//! what a reader keeps from being removed is left for the next time.
+
+use std::{fs::File, io::ErrorKind, path::Path};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::{Errno, retry_on_intr},
+};
+
+use crate::{error::FileError, sandbox::SandboxStore};
+
+/// A lock, until it is dropped. Nothing where the directory does not exist.
+pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] Option<File>);
+
+fn take(dir: &Path, how: FlockOperation) -> Result<Option<Held>, FileError> {
+    let file = match File::open(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Held(None))),
+        file => file.map_err(FileError::of("open", dir))?,
+    };
+    match retry_on_intr(|| flock(&file, how)) {
+        Ok(()) => Ok(Some(Held(Some(file)))),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(FileError::of("lock", dir)(error.into())),
+    }
+}
+
+/// Waits until it is certain that no checkpoint is removed meanwhile.
+pub(crate) fn checkpoints(store: &SandboxStore) -> Result<Held, FileError> {
+    let held = take(&store.manifests_dir(), FlockOperation::LockExclusive)?;
+    Ok(held.unwrap_or(Held(None)))
+}
+
+/// Waits until no pack is removed or replaced, and keeps it so.
+pub(crate) fn reading(store: &SandboxStore) -> Result<Held, FileError> {
+    let held = take(&store.packs_dir(), FlockOperation::LockShared)?;
+    Ok(held.unwrap_or(Held(None)))
+}
+
+/// The right to remove and replace packs; nothing if somebody reads.
+pub(crate) fn sweeping(store: &SandboxStore) -> Result<Option<Held>, FileError> {
+    take(&store.packs_dir(), FlockOperation::NonBlockingLockExclusive)
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Putting a damaged history right: what is left of it is whole, and nothing is deleted.
+//!
+//! ```text
+//! damaged/<n>/    what was put aside by the nth repair, under its name
+//! ```
+//!
+//! 1. A pack of which the index or some objects are damaged is built anew from the objects
+//!    that are sound, under its own name: each object is preceded by a header of its own. So
+//!    damage to an index costs no checkpoint.
+//! 2. Checkpoints that then still lack something are put aside, with the packs that only they
+//!    need.
+//! 3. So are damaged tags, and whatever names a checkpoint that is not there.
+//! 4. The journal is written anew from its whole records.
+//!
+//! Each file is copied or moved aside before anything takes its place, so that a crash in
+//! between costs nothing and the next repair goes on.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use crate::{
+    check::{Checked, Look, Part},
+    digest::Digest,
+    durable,
+    error::{FileError, OpenError, ReadError},
+    id::{PackId, TurnId},
+    journal::{self, JournalWriter},
+    pack::{self, Location},
+    pack_file::PackFile,
+    record::{JournalRecord, MAX_REMOVED, RemovedRecord},
+    sandbox::SandboxStore,
+    store::Store,
+    writer::{self, packs},
+};
+
+/// What a repair did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Repaired {
+    /// What was wrong.
+    pub found: Checked,
+    /// What is there now.
+    pub now: Checked,
+    /// Where the damaged things are; nothing if there were none.
+    pub aside: Option<PathBuf>,
+    /// The checkpoints that were put aside.
+    pub lost: BTreeSet<TurnId>,
+}
+
+impl Store {
+    /// Puts a sandbox's history right, if nobody writes to it.
+    pub fn repair(
+        &self,
+        sandbox: &SandboxStore,
+        now_ms: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Repaired, OpenError> {
+        let _lock = writer::lock(sandbox)?;
+        let mut repair = Repair {
+            store: sandbox,
+            aside: None,
+        };
+        let look = look(sandbox, progress)?;
+        let found = look.checked.clone();
+        repair.packs(&found)?;
+        // What is lost is told by what is there now.
+        let look = look_again(sandbox, look)?;
+        let lost = look.checked.lost.clone();
+        repair.checkpoints(&look)?;
+        repair.rest(&look.checked)?;
+        let look = look_again(sandbox, look)?;
+        repair.promises(&look.checked)?;
+        repair.journal(&look, &lost, now_ms)?;
+        Ok(Repaired {
+            found,
+            now: self::look(sandbox, progress)?.checked,
+            aside: repair.aside,
+            lost,
+        })
+    }
+}
+
+fn look(store: &SandboxStore, progress: &mut dyn FnMut(u64, u64)) -> Result<Look, ReadError> {
+    let look = Look::at(store, progress)?;
+    match look.newer {
+        // What a later version wrote is not this one's to judge.
+        Some(newer) => Err(newer),
+        None => Ok(look),
+    }
+}
+
+/// The same again, unless nothing was changed.
+fn look_again(store: &SandboxStore, before: Look) -> Result<Look, ReadError> {
+    if before.checked.is_whole() {
+        return Ok(before);
+    }
+    look(store, &mut |_, _| {})
+}
+
+struct Repair<'a> {
+    store: &'a SandboxStore,
+    /// Made when there is something to put into it.
+    aside: Option<PathBuf>,
+}
+
+impl Repair<'_> {
+    /// Where a file is put aside.
+    fn place(&mut self, path: &Path) -> Result<PathBuf, FileError> {
+        let dir = match &self.aside {
+            Some(dir) => dir.clone(),
+            None => {
+                let all = self.store.aside_dir();
+                let used = durable::names(&all)?;
+                let last = used
+                    .iter()
+                    .filter_map(|name| name.parse::<u64>().ok())
+                    .max();
+                let dir = all.join(last.map_or(1, |last| last + 1).to_string());
+                durable::create_dir(&dir)?;
+                self.aside.insert(dir).clone()
+            }
+        };
+        let own = path.strip_prefix(self.store.dir()).unwrap_or(path);
+        let place = dir.join(own);
+        durable::create_dir(place.parent().unwrap_or(&dir))?;
+        Ok(place)
+    }
+
+    /// Moves a file aside, if it is there.
+    fn put_aside(&mut self, path: &Path) -> Result<(), FileError> {
+        if !path.exists() {
+            return Ok(());
+        }
+        let place = self.place(path)?;
+        if place.exists() {
+            // As it was before it was built anew from what in it is sound.
+            durable::remove(path)?;
+            return durable::sync_dir(path.parent().unwrap_or(path));
+        }
+        fs::rename(path, &place).map_err(FileError::of("put aside", path))?;
+        for dir in [place.parent(), path.parent()].into_iter().flatten() {
+            durable::sync_dir(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Has a file aside that stays where it is, too, until another takes its place.
+    fn keep_aside(&mut self, path: &Path) -> Result<(), FileError> {
+        let place = self.place(path)?;
+        fs::hard_link(path, &place).map_err(FileError::of("put aside", path))?;
+        durable::sync_dir(place.parent().unwrap_or(path))
+    }
+
+    /// Builds damaged packs anew from what in them is sound.
+    fn packs(&mut self, found: &Checked) -> Result<(), FileError> {
+        let damaged = found.damage.iter();
+        let damaged: BTreeSet<&PathBuf> = damaged
+            .filter(|damage| matches!(damage.part, Part::Pack | Part::Object))
+            .map(|damage| &damage.path)
+            .filter(|path| path.exists())
+            .collect();
+        for path in damaged {
+            let sound = match pack::read_index(path) {
+                Ok(objects) => sound_objects(path, objects)?,
+                Err(_) => pack::salvage(path)?,
+            };
+            if sound.is_empty() {
+                self.put_aside(path)?;
+                continue;
+            }
+            self.keep_aside(path)?;
+            let from = File::open(path).map_err(FileError::of("open", path))?;
+            let temporary = durable::temporary(path)?;
+            let mut anew = PackFile::create(temporary.clone())?;
+            for (digest, location) in &sound {
+                let Ok(stored) = pack::read_stored(&from, path, *digest, *location) else {
+                    continue;
+                };
+                anew.append(*digest, location.raw_len, location.flags, &stored)?;
+            }
+            anew.finish()?;
+            fs::rename(&temporary, path).map_err(FileError::of("publish", path))?;
+            durable::sync_dir(&self.store.packs_dir())?;
+        }
+        Ok(())
+    }
+
+    /// Puts aside what cannot be brought back, and the packs that only it needs.
+    fn checkpoints(&mut self, look: &Look) -> Result<(), FileError> {
+        let lost = &look.checked.lost;
+        if lost.is_empty() {
+            return Ok(());
+        }
+        // First the packs: one without a manifest would be taken for a leftover by the next
+        // writer, and removed.
+        let kept = look.manifests.iter().filter(|m| !lost.contains(&m.turn));
+        let needed: BTreeSet<PackId> = kept.flat_map(|m| &m.packs).copied().collect();
+        for pack in packs(self.store)? {
+            if !needed.contains(&pack) {
+                self.put_aside(&self.store.pack_path(pack))?;
+            }
+        }
+        for turn in lost {
+            self.put_aside(&self.store.manifest_path(*turn))?;
+        }
+        Ok(())
+    }
+
+    /// What is neither pack nor manifest nor journal, and damaged in itself.
+    fn rest(&mut self, found: &Checked) -> Result<(), FileError> {
+        self.all_of(found, &[Part::Meta])
+    }
+
+    /// Tags and wishes, now that it is known which checkpoints are left.
+    fn promises(&mut self, found: &Checked) -> Result<(), FileError> {
+        self.all_of(found, &[Part::Tag, Part::RestoreRequest])
+    }
+
+    fn all_of(&mut self, found: &Checked, parts: &[Part]) -> Result<(), FileError> {
+        for damage in &found.damage {
+            if parts.contains(&damage.part) {
+                self.put_aside(&damage.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the journal anew where it is damaged, and has it say what was put aside.
+    fn journal(
+        &mut self,
+        look: &Look,
+        lost: &BTreeSet<TurnId>,
+        now_ms: u64,
+    ) -> Result<(), OpenError> {
+        let path = self.store.journal_path();
+        if let Some(sound) = &look.journal
+            && !sound.faults.is_empty()
+        {
+            self.keep_aside(&path)?;
+            durable::replace(&path, &sound.whole)?;
+        }
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let mut writer = JournalWriter::open(&path)?;
+        let turns: Vec<TurnId> = lost.iter().copied().collect();
+        for turns in turns.chunks(MAX_REMOVED) {
+            let record = JournalRecord::Removed(RemovedRecord {
+                at_ms: now_ms,
+                turns: turns.to_vec(),
+                why: "it was damaged, and put aside by crab fsck".to_owned(),
+            });
+            // The journal tells it to people; what is left is whole without.
+            if writer.append(record, journal::Durability::Synced).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those objects whose bytes have their digest.
+fn sound_objects(
+    path: &Path,
+    objects: Vec<(Digest, Location)>,
+) -> Result<Vec<(Digest, Location)>, FileError> {
+    let file = File::open(path).map_err(FileError::of("open", path))?;
+    let is_sound = |(digest, location): &(Digest, Location)| {
+        pack::read_object(&file, path, *digest, *location).is_ok()
+    };
+    Ok(objects.into_iter().filter(is_sound).collect())
+}
