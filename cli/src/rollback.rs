@@ -3,7 +3,7 @@
 //! `crab rollback S --turn N`: a live sandbox as it was, in place.
 
 use crab_api::{sandbox::RollbackRequest, ttrpc::context};
-use crab_store::{SandboxId, TurnId};
+use crab_store::{ReadError, SandboxId, TurnId};
 use serde::Serialize;
 
 use crate::{
@@ -71,12 +71,9 @@ pub(crate) async fn run(
     // The turn that ended last may not be published yet, and the shim knows
     // more than the store, so it decides; what surely cannot be is said here.
     if turn.0 > live.status.turn
-        && let Ok(sandbox) = context.sandbox(&id.to_string())
+        && let Err(error) = known(context, &id, turn)
     {
-        let known = sandbox.checkpoint_of(turn);
-        if let Err(error) = known {
-            return Err(CliError::store(format!("cannot {WHAT} {id}"), error.into()));
-        }
+        return Err(CliError::store(format!("cannot {WHAT} {id}"), error.into()));
     }
     let request = RollbackRequest {
         turn: turn.0,
@@ -90,7 +87,13 @@ pub(crate) async fn run(
         .client
         .rollback(timeout, &request)
         .await
-        .map_err(|error| refusal(WHAT, &id, &error))?;
+        .map_err(|error| match known(context, &id, turn) {
+            // The store knows also what there is around it.
+            Err(missing @ ReadError::NoCheckpoint { .. }) => {
+                CliError::store(format!("cannot {WHAT} {id}"), missing.into())
+            }
+            _ => refusal(WHAT, &id, &error),
+        })?;
     let done = RolledBack {
         back: Back {
             sandbox: id,
@@ -137,6 +140,14 @@ fn text(done: &RolledBack) -> String {
         text.push_str(&compared.text(sandbox));
     }
     text
+}
+
+/// Whether the store has what holds a turn, as far as it knows the sandbox.
+fn known(context: &Context, id: &SandboxId, turn: TurnId) -> Result<(), ReadError> {
+    match context.sandbox(&id.to_string()) {
+        Ok(sandbox) => sandbox.checkpoint_of(turn).map(|_| ()),
+        Err(_) => Ok(()),
+    }
 }
 
 /// What was brought back, in words.

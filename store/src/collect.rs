@@ -248,14 +248,15 @@ impl SandboxWriter {
                     turns: turns.to_vec(),
                     why: why.to_owned(),
                 });
-                match self.append(record, Durability::Synced) {
+                match self.append(record, Durability::Lazy) {
                     // That is what the removal is going to change.
                     Err(WriteError::NoSpace(_)) => {}
                     written => written?,
                 }
             }
         }
-        Ok(())
+        // Not by the writer: whoever else appends would wait for the disk.
+        Ok(durable::sync_file(&self.store().journal_path())?)
     }
 }
 

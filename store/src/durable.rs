@@ -42,6 +42,13 @@ pub(crate) fn sync_dir(path: &Path) -> Result<(), FileError> {
         .map_err(FileError::of("sync", path))
 }
 
+/// Makes the content of a file durable.
+pub(crate) fn sync_file(path: &Path) -> Result<(), FileError> {
+    File::open(path)
+        .and_then(|file| file.sync_data())
+        .map_err(FileError::of("sync", path))
+}
+
 /// Removes a file; that it is not there is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     match fs::remove_file(path) {

@@ -21,6 +21,8 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
 };
 
 use serde::Serialize;
@@ -32,6 +34,7 @@ use crate::{
     error::{FileError, OpenError, ReadError},
     id::{PackId, TurnId},
     journal::{self, JournalWriter},
+    locks,
     pack::{self, Location},
     pack_file::PackFile,
     record::{JournalRecord, MAX_REMOVED, RemovedRecord},
@@ -39,6 +42,10 @@ use crate::{
     store::Store,
     writer::{self, packs},
 };
+
+/// For how long readers are waited for, and how often it is looked.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What a repair did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -68,11 +75,17 @@ impl Store {
         };
         let look = look(sandbox, progress)?;
         let found = look.checked.clone();
-        repair.packs(&found)?;
+        if !found.is_whole() {
+            let _alone = without_readers(sandbox)?;
+            repair.packs(&found)?;
+        }
         // What is lost is told by what is there now.
         let look = look_again(sandbox, look)?;
         let lost = look.checked.lost.clone();
-        repair.checkpoints(&look)?;
+        if !lost.is_empty() {
+            let _alone = without_readers(sandbox)?;
+            repair.checkpoints(&look)?;
+        }
         repair.rest(&look.checked)?;
         let look = look_again(sandbox, look)?;
         repair.promises(&look.checked)?;
@@ -93,6 +106,18 @@ fn look(store: &SandboxStore, progress: &mut dyn FnMut(u64, u64)) -> Result<Look
         Some(newer) => Err(newer),
         None => Ok(look),
     }
+}
+
+/// The right to change packs. Whoever looks at them takes a lock of its own, so this is held
+/// for no look.
+fn without_readers(store: &SandboxStore) -> Result<locks::Held, OpenError> {
+    for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
+        if let Some(held) = locks::sweeping(store)? {
+            return Ok(held);
+        }
+        sleep(PAUSE);
+    }
+    Err(OpenError::Locked(store.id().clone()))
 }
 
 /// The same again, unless nothing was changed.
@@ -194,9 +219,6 @@ impl Repair<'_> {
     /// Puts aside what cannot be brought back, and the packs that only it needs.
     fn checkpoints(&mut self, look: &Look) -> Result<(), FileError> {
         let lost = &look.checked.lost;
-        if lost.is_empty() {
-            return Ok(());
-        }
         // First the packs: one without a manifest would be taken for a leftover by the next
         // writer, and removed.
         let kept = look.manifests.iter().filter(|m| !lost.contains(&m.turn));

@@ -364,6 +364,10 @@ fn remove_unpublished(store: &SandboxStore) -> Result<(), OpenError> {
     let Ok(manifests) = manifests else {
         return Ok(());
     };
+    // Somebody may still read what was removed under him: then they go the next time.
+    let Some(_alone) = locks::sweeping(store)? else {
+        return Ok(());
+    };
     let named: BTreeSet<PackId> = manifests.into_iter().flat_map(|m| m.packs).collect();
     for pack in packs.iter().filter(|pack| !named.contains(pack)) {
         durable::remove(&store.pack_path(*pack))?;

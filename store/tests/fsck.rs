@@ -230,12 +230,15 @@ fn a_bit_flipped_at_any_byte_of_any_file_is_found_in_that_file() {
 }
 
 #[test]
-fn a_file_cut_at_any_length_or_gone_is_found() {
+fn a_file_that_was_cut_or_is_gone_is_found() {
     let fixture = fixture();
     for file in fixture.files() {
         let whole = fs::read(&file).unwrap();
         let journal = file.ends_with("journal");
-        for len in 0..whole.len() {
+        // Of what is long, some, and all of its end.
+        let step = whole.len().div_ceil(200);
+        let some = (0..whole.len()).step_by(step);
+        for len in some.chain(whole.len() - 64..whole.len()) {
             fs::write(&file, &whole[..len]).unwrap();
             let checked = fixture.check();
             let found = checked.damage.iter().any(|damage| damage.path == file);

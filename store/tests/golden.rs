@@ -113,6 +113,32 @@ fn packs_and_trees_of_version_1_are_read_for_ever() {
     assert_eq!(content(&sandbox, &manifest).unwrap(), b"golden");
 }
 
+#[test]
+fn removals_and_tags_of_version_1_are_read_for_ever() {
+    let pinned = r#"{"record":"removed","at_ms":4,"turns":[1,2],"why":"one newer is kept"}"#;
+    let removal = JournalRecord::Removed(RemovedRecord {
+        at_ms: 4,
+        turns: vec![TurnId(1), TurnId(2)],
+        why: "one newer is kept".to_owned(),
+    });
+    assert_eq!(serde_json::to_string(&removal).unwrap(), pinned);
+    let read: JournalRecord = serde_json::from_str(pinned).unwrap();
+    assert_eq!(read, removal);
+
+    let name: TagName = "good".parse().unwrap();
+    let (dir, sandbox) = store_with(&[]);
+    let at = dir.path().join("sandboxes/default/demo");
+    let writer = Store::create(dir.path()).unwrap().writer(&id()).unwrap();
+    checkpoint(&writer, 7, b"golden").unwrap();
+    let tag = sandbox.set_tag(&name, TurnId(7), 5).unwrap();
+    let written = fs::read(at.join("tags/good.json")).unwrap();
+    if std::env::var_os("CRAB_UPDATE_GOLDEN").is_some() {
+        fs::write(golden("tag-1.json"), &written).unwrap();
+    }
+    assert!(written == fs::read(golden("tag-1.json")).unwrap());
+    assert_eq!(sandbox.tag(&name).unwrap(), Some(tag));
+}
+
 fn records() -> Vec<JournalRecord> {
     let rollback = RollbackRecord {
         at_ms: 1,
