@@ -8,6 +8,7 @@ use crab_store::{SandboxId, SandboxStore, TurnId, Usage};
 use serde::Serialize;
 
 use crate::{
+    catalog::Catalog,
     context::Context,
     error::CliError,
     gc,
@@ -36,16 +37,19 @@ enum Row {
 }
 
 pub(crate) fn run(context: &Context, text_of_id: Option<&str>) -> Result<String, CliError> {
-    let of = |sandbox: &SandboxStore| {
-        sandbox.usage().map_err(|error| {
-            let what = format!("cannot tell what {} takes", sandbox.id());
-            CliError::store(what, error.into())
-        })
+    let of = |catalog: &mut Catalog, sandbox: &SandboxStore| {
+        catalog
+            .usage(sandbox, SandboxStore::usage)
+            .map_err(|error| {
+                let what = format!("cannot tell what {} takes", sandbox.id());
+                CliError::store(what, error.into())
+            })
     };
     if let Some(text) = text_of_id {
         let sandbox = context.sandbox(text)?;
+        // What one takes is worth reading.
         let row = Row::Known {
-            usage: of(&sandbox)?,
+            usage: of(&mut Catalog::none(), &sandbox)?,
             tags: tags(&sandbox),
         };
         return context.answer(&row, |row| {
@@ -61,13 +65,15 @@ pub(crate) fn run(context: &Context, text_of_id: Option<&str>) -> Result<String,
         total: 0,
     };
     if let Some(store) = context.store_if_any()? {
-        for sandbox in gc::all(&store)? {
-            du.sandboxes.push(match of(&sandbox) {
+        let mut catalog = Catalog::of(&store);
+        let sandboxes = gc::all(&store)?;
+        for sandbox in &sandboxes {
+            du.sandboxes.push(match of(&mut catalog, sandbox) {
                 Ok(usage) => {
                     du.total += usage.total;
                     Row::Known {
                         usage,
-                        tags: tags(&sandbox),
+                        tags: tags(sandbox),
                     }
                 }
                 // One that cannot be read must not hide the others.
@@ -77,6 +83,8 @@ pub(crate) fn run(context: &Context, text_of_id: Option<&str>) -> Result<String,
                 },
             });
         }
+        let ids: Vec<SandboxId> = sandboxes.iter().map(|it| it.id().clone()).collect();
+        catalog.keep(&ids);
     }
     context.answer(&du, |du| {
         format!("{}{} in all\n", summary(&du.sandboxes), size(du.total))

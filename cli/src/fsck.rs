@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
+    catalog,
     context::Context,
     error::{CliError, StoreError},
     gc,
@@ -76,6 +77,10 @@ pub(crate) fn run(
         Some(text) => vec![context.sandbox(text)?],
         None => gc::all(&store)?,
     };
+    if repair {
+        // What it remembers may be of what is damaged.
+        catalog::forget(&store);
+    }
     let one = text_of_id.is_some();
     let mut rows = Vec::new();
     for sandbox in &sandboxes {

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod catalog;
 mod checkpoint;
 mod context;
 mod diff;

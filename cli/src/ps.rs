@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use crab_config::Config;
-use crab_store::{JournalRecord, OpenError, SandboxId, SandboxStore, Store, TurnId};
-use serde::Serialize;
+use crab_store::{Client, JournalRecord, OpenError, SandboxId, SandboxStore, Store, TurnId};
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::{
+    catalog::Catalog,
     context::Context,
     docker,
     error::{CliError, StoreError},
@@ -64,11 +65,17 @@ const GONE: &str = "gone";
 pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
     let (store, sandboxes) = context.known()?;
     let mut names = docker::names(&sandboxes);
+    let mut catalog = store.as_ref().map(Catalog::of);
     let mut rows = Vec::new();
     for id in &sandboxes {
-        let mut row = Row::of(id, store.as_ref().and_then(|store| stored(store, id)));
+        let known = store.as_ref().zip(catalog.as_mut());
+        let known = known.and_then(|(store, catalog)| stored(store, catalog, id));
+        let mut row = Row::of(id, known);
         row.name = names.remove(id).or(row.name);
         rows.push(row);
+    }
+    if let Some(catalog) = catalog {
+        catalog.keep(&sandboxes);
     }
     // All shims at once: a deaf one must not hold up the others.
     let config = Arc::new(context.config.clone());
@@ -86,29 +93,34 @@ pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
 }
 
 /// What the store knows of a sandbox.
-struct Stored {
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Summary {
     checkpoints: u64,
     bytes: u64,
     damaged: u64,
     head: Option<TurnId>,
     turn: Option<TurnId>,
     last_ms: Option<u64>,
-    client: Option<&'static str>,
+    client: Option<Client>,
     name: Option<String>,
     image: Option<String>,
     config_faults: Vec<String>,
 }
 
 /// Nothing if the store does not have it.
-fn stored(store: &Store, id: &SandboxId) -> Option<Result<Stored, StoreError>> {
+fn stored(
+    store: &Store,
+    catalog: &mut Catalog,
+    id: &SandboxId,
+) -> Option<Result<Summary, StoreError>> {
     match store.sandbox(id) {
-        Ok(sandbox) => Some(read(&sandbox)),
+        Ok(sandbox) => Some(catalog.summary(&sandbox, read)),
         Err(OpenError::NoSandbox(_)) => None,
         Err(error) => Some(Err(error.into())),
     }
 }
 
-fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
+fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
     let manifests = sandbox.manifests()?;
     let journal = sandbox.journal()?;
     let meta = sandbox.meta()?;
@@ -125,14 +137,14 @@ fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
         }
     });
     let next = sandbox.next_turn()?;
-    Ok(Stored {
+    Ok(Summary {
         checkpoints: good().count() as u64,
         bytes: good().map(|manifest| manifest.bytes_stored).sum(),
         damaged: (manifests.len() - good().count()) as u64,
         head: sandbox.head().ok().flatten().map(|manifest| manifest.turn),
         turn: next.0.checked_sub(1).map(TurnId),
         last_ms: ended.max().or(meta.as_ref().map(|meta| meta.created_ms)),
-        client: meta.as_ref().map(|meta| meta.client.as_str()),
+        client: meta.as_ref().map(|meta| meta.client),
         name: meta.as_ref().and_then(|meta| meta.name.clone()),
         image: meta.as_ref().and_then(|meta| meta.image.clone()),
         config_faults: meta.map(|meta| meta.config_faults).unwrap_or_default(),
@@ -140,7 +152,7 @@ fn read(sandbox: &SandboxStore) -> Result<Stored, StoreError> {
 }
 
 impl Row {
-    fn of(id: &SandboxId, stored: Option<Result<Stored, StoreError>>) -> Self {
+    fn of(id: &SandboxId, stored: Option<Result<Summary, StoreError>>) -> Self {
         let mut row = Self {
             in_store: stored.is_some(),
             sandbox: id.clone(),
@@ -167,7 +179,7 @@ impl Row {
                 row.checkpoints = stored.checkpoints;
                 row.bytes_stored = stored.bytes;
                 row.last_ms = stored.last_ms;
-                row.client = stored.client;
+                row.client = stored.client.map(Client::as_str);
                 row.name = stored.name;
                 row.image = stored.image;
                 row.config_faults = stored.config_faults;

@@ -5,6 +5,7 @@
 //! ```text
 //! /var/lib/crab                 mode 0700: memory images hold secrets
 //! ├── FORMAT                    "crab-store 1": the version of all this
+//! ├── catalog.sqlite            what `crab` remembers of all this, and can do without
 //! └── sandboxes/<namespace>/<id>
 //!     ├── lock                  held by the one writer
 //!     ├── meta.json             client, image, bundle, snapshot
@@ -64,6 +65,7 @@ mod record;
 mod repair;
 mod retention;
 mod sandbox;
+mod stamp;
 mod store;
 mod tags;
 mod text;
@@ -99,6 +101,7 @@ pub use record::{
 pub use repair::Repaired;
 pub use retention::Limits;
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
+pub use stamp::Stamp;
 pub use store::{DEFAULT_ROOT, Store};
 pub use tags::{Tag, TagError, TagName, TagNameError, Tags};
 pub use text::{clip, escape, unescape};

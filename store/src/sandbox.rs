@@ -146,6 +146,10 @@ impl SandboxStore {
         self.dir.join(PACKS_DIR)
     }
 
+    pub(crate) fn meta_path(&self) -> PathBuf {
+        self.dir.join(META_FILE)
+    }
+
     /// Where a repair puts what is damaged.
     pub(crate) fn aside_dir(&self) -> PathBuf {
         self.dir.join(ASIDE_DIR)
@@ -267,7 +271,7 @@ impl SandboxStore {
 
     /// What is known of the sandbox; nothing if no shim wrote it down yet.
     pub fn meta(&self) -> Result<Option<SandboxMeta>, ReadError> {
-        META.load(&self.dir.join(META_FILE))
+        META.load(&self.meta_path())
     }
 
     pub(crate) fn write_meta(&self, meta: &SandboxMeta) -> Result<(), WriteError> {

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fs};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     collect::{CollectError, Wanted},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What a sandbox takes of the disk, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Whose.
     pub sandbox: SandboxId,
@@ -38,7 +38,7 @@ pub struct Usage {
 }
 
 /// What one checkpoint takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointUsage {
     /// What it added when it was taken.
     pub added: u64,
