@@ -420,7 +420,7 @@ fn remove_dead(
     if sweep.dead.is_empty() {
         return Ok(());
     }
-    let Some(_alone) = without_readers(store, done)? else {
+    let Some(alone) = without_readers(store, done)? else {
         return Ok(());
     };
     for (pack, len) in &sweep.dead {
@@ -439,6 +439,8 @@ fn remove_dead(
             done.postponed = Some("a checkpoint that is being taken needs it".to_owned());
         }
     }
+    // Readers need not wait for the disk: what comes back after a power cut is a leftover.
+    drop(alone);
     Ok(durable::sync_dir(&store.packs_dir())?)
 }
 
@@ -465,14 +467,17 @@ fn replace(
         copied => copied?,
     };
     crash::at(Point::PackCopied);
-    let Some(_alone) = without_readers(store, done)? else {
+    let Some(alone) = without_readers(store, done)? else {
         return Ok(());
     };
     let replaced = collecting.replace(pack, &goes, copy.objects(), || {
         fs::rename(&temporary.0, &path).map_err(FileError::of("publish", &path))?;
         crash::at(Point::PackReplaced);
-        durable::sync_dir(&store.packs_dir())
+        Ok(())
     })?;
+    // Nobody need wait for the disk: either of the two holds what is needed.
+    drop(alone);
+    durable::sync_dir(&store.packs_dir())?;
     if replaced {
         done.packs_replaced += 1;
         done.bytes_freed += len.saturating_sub(copy.len());

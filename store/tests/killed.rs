@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    collections::BTreeSet,
     env,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
@@ -37,12 +38,23 @@ fn publish_for_ever() {
         let record = JournalRecord::Turn(turn_record(turn));
         writer.append(record, Durability::Lazy).unwrap();
         println!("recorded {turn}");
+        if turn % 4 == 3 {
+            let limits = Limits {
+                count: Some(5),
+                ..Limits::default()
+            };
+            let wanted = Wanted {
+                limits,
+                ..Wanted::default()
+            };
+            writer.collect(&wanted).unwrap();
+        }
         turn += 1;
     }
 }
 
 #[test]
-fn a_writer_killed_at_any_instant_loses_nothing_that_it_published() {
+fn a_writer_killed_at_any_instant_loses_nothing_that_it_published_and_keeps() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("store");
     let (mut published, mut recorded) = (None, None);
@@ -89,7 +101,8 @@ fn a_writer_killed_at_any_instant_loses_nothing_that_it_published() {
             assert_eq!(bytes, bytes_of(manifest.turn.0));
         }
         let records = sandbox.journal().unwrap().records;
-        assert!(records.last().and_then(|r| r.turn()).map(|t| t.0) >= recorded);
+        let said = records.iter().filter_map(JournalRecord::turn).max();
+        assert!(said.map(|turn| turn.0) >= recorded);
         if round % 10 == 9 {
             for (_, manifest) in sandbox.manifests().unwrap() {
                 let manifest = manifest.unwrap();
@@ -97,11 +110,19 @@ fn a_writer_killed_at_any_instant_loses_nothing_that_it_published() {
                 assert_eq!(bytes, bytes_of(manifest.turn.0));
             }
         }
+        let checked = sandbox.check(&mut |_, _| {}).unwrap();
+        let torn = |damage: &Damage| damage.part == Part::JournalTail;
+        assert!(checked.damage.iter().all(torn), "{checked:?}");
         // The lock died with its holder, and leftovers go.
         let writer = store.writer(&id()).unwrap();
-        let checkpoints = writer.store().checkpoints().unwrap().len();
-        assert_eq!(names(&root, "packs").len(), checkpoints);
-        assert_eq!(names(&root, "manifests").len(), checkpoints);
+        let manifests = writer.store().manifests().unwrap();
+        assert_eq!(names(&root, "manifests").len(), manifests.len());
+        let named: BTreeSet<String> = manifests
+            .into_iter()
+            .flat_map(|(_, manifest)| manifest.unwrap().packs)
+            .map(|pack| format!("{pack}.pack"))
+            .collect();
+        assert_eq!(names(&root, "packs"), Vec::from_iter(named));
     }
     assert!(published > Some(10), "only {published:?} were published");
 }
