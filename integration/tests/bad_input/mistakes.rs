@@ -97,7 +97,7 @@ fn wrong_usage_is_said() -> Result<()> {
         &["ps", "--fast"],
         &["turns"],
         &["show", "x"],
-        &["show", "x", "first"],
+        &["show", "x", "1st"],
         &["rollback", "x"],
         &["rollback", "x", "--turn"],
         &["rollback", "x", "--turn", "-1"],
