@@ -23,6 +23,10 @@ use super::{Content, Process, Set, content::look};
 const MAX_OPEN: usize = 1024;
 /// How many bytes of a name are kept.
 const MAX_NAME: usize = 512;
+/// Of how many processes there are portraits.
+const MAX_PROCESSES: usize = 4096;
+/// How many bytes of names there are in all; beyond, what is open is not noted.
+const MAX_NAMES: usize = 2 << 20;
 
 /// All processes of a sandbox at an instant, but those that need no image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +55,9 @@ struct Portrait {
     threads: usize,
     uid: String,
     gid: String,
-    open: BTreeMap<i32, String>,
+    /// Nothing if it was not noted.
+    #[serde(default)]
+    open: Option<BTreeMap<i32, String>>,
     /// Nothing if it was not read.
     #[serde(default)]
     memory: Option<MemoryDigest>,
@@ -122,9 +128,15 @@ impl Portraits {
     /// Of the processes of a set, which are frozen. Memory is added by [`Self::add_memory`].
     ///
     /// # Errors
-    /// When one cannot be read.
+    /// When one cannot be read, or there are too many.
     pub fn of(set: &Set) -> io::Result<Self> {
         let mut numbers = Numbers::default();
+        if set.iter().count() > MAX_PROCESSES {
+            return Err(io::Error::other(format!(
+                "there are more than {MAX_PROCESSES} processes"
+            )));
+        }
+        let mut left = MAX_NAMES;
         let mut processes: Vec<Portrait> = set
             .iter()
             .map(Portrait::of)
@@ -134,8 +146,13 @@ impl Portraits {
         let dirs: HashMap<(i32, u64), &Process> =
             set.iter().map(|it| ((it.pid, it.start), it)).collect();
         for portrait in &mut processes {
-            if let Some(process) = dirs.get(&portrait.key) {
-                portrait.open = open(&process.dir(), &mut numbers)?;
+            if let Some(process) = dirs.get(&portrait.key)
+                && left > 0
+            {
+                let open = open(&process.dir(), &mut numbers)?;
+                let names = open.values().map(String::len).sum();
+                left = left.saturating_sub(names);
+                portrait.open = Some(open);
             }
         }
         Ok(Self {
@@ -237,13 +254,13 @@ impl Portrait {
             group: inner("NSpgid:"),
             session: inner("NSsid:"),
             comm: process.comm.clone(),
-            command: command_line(&process.args),
+            command: clip(&command_line(&process.args), MAX_NAME),
             program: link("exe")?,
             directory: link("cwd")?,
             threads: process.threads.len(),
             uid: ids("Uid:"),
             gid: ids("Gid:"),
-            open: BTreeMap::new(),
+            open: None,
             memory: None,
             key: (process.pid, process.start),
         })
@@ -282,8 +299,11 @@ impl Portrait {
             .filter(|(_, now, before)| now != before)
             .map(|(what, now, before)| format!("{what}: {before} -> {now}"));
         let mut unlike: Vec<String> = numbers.chain(texts).collect();
-        for (number, now) in &self.open {
-            match before.open.get(number) {
+        let (Some(open), Some(opened)) = (&self.open, &before.open) else {
+            return unlike;
+        };
+        for (number, now) in open {
+            match opened.get(number) {
                 None => unlike.push(format!("descriptor {number}: none -> {now}")),
                 Some(before) if before != now => {
                     unlike.push(format!("descriptor {number}: {before} -> {now}"));
@@ -291,10 +311,7 @@ impl Portrait {
                 Some(_) => {}
             }
         }
-        let gone = before
-            .open
-            .iter()
-            .filter(|(it, _)| !self.open.contains_key(it));
+        let gone = opened.iter().filter(|(it, _)| !open.contains_key(it));
         unlike
             .extend(gone.map(|(number, before)| format!("descriptor {number}: {before} -> none")));
         unlike
@@ -392,7 +409,7 @@ mod tests {
             threads: 1,
             uid: "0 0 0 0".into(),
             gid: "0 0 0 0".into(),
-            open: BTreeMap::from([(0, "/dev/null (flags 02)".into())]),
+            open: Some(BTreeMap::from([(0, "/dev/null (flags 02)".into())])),
             memory: Some(memory(1, 2, 3)),
             key: (0, 0),
         }
@@ -431,7 +448,7 @@ mod tests {
     fn what_differs_is_told_by_name() {
         let mut changed = portrait(7);
         changed.parent = 3;
-        changed.open = BTreeMap::from([(4, "pipe 1 (flags 01)".into())]);
+        changed.open = Some(BTreeMap::from([(4, "pipe 1 (flags 01)".into())]));
         changed.memory = Some(memory(9, 2, 3));
         let now = all(vec![changed, portrait(9)]);
         let (differences, verdict) = now.since(&all(vec![portrait(7), portrait(8)]));

@@ -13,11 +13,14 @@ use crate::{
     turns::Verified,
 };
 
-/// How many paths are told, and how many things of a process.
+/// How many paths are told, how many processes, and how many things of each: together no more
+/// than a message holds, which is 4 MiB.
 const MAX_PATHS: usize = 1000;
+const MAX_PROCESSES: usize = 100;
 const MAX_THINGS: usize = 64;
-/// The longest text of these, in bytes.
-const MAX_TEXT: usize = 1024;
+/// The longest path, and the longest text of a thing, in bytes.
+const MAX_PATH: usize = 1024;
+const MAX_THING: usize = 256;
 
 pub(super) fn told(verified: Verified) -> Verification {
     let Verified {
@@ -37,7 +40,12 @@ pub(super) fn told(verified: Verified) -> Verification {
         paths_differing: (it.mounts.len() + it.files.len()) as u64,
         differences: mounts.chain(files).take(MAX_PATHS).collect(),
         processes: it.alive as u64,
-        process_differences: it.processes.iter().take(MAX_PATHS).map(process).collect(),
+        process_differences: it
+            .processes
+            .iter()
+            .take(MAX_PROCESSES)
+            .map(process)
+            .collect(),
         memory: it.memory.to_string(),
         degraded: degraded.unwrap_or_default(),
         frozen_us: micros(it.frozen),
@@ -68,7 +76,7 @@ fn path(whole: &[u8], difference: &Difference) -> PathDifference {
         DifferenceKind::Changed(what) => ("changed", what.as_str()),
     };
     PathDifference {
-        path: clip(&escape(whole), MAX_TEXT),
+        path: clip(&escape(whole), MAX_PATH),
         change: change.into(),
         kind: match difference.sort {
             Sort::Dir => "dir",
@@ -95,7 +103,7 @@ fn process(difference: &procs::ProcessDifference) -> ProcessDifference {
         what: what
             .iter()
             .take(MAX_THINGS)
-            .map(|thing| clip(thing, MAX_TEXT))
+            .map(|thing| clip(thing, MAX_THING))
             .collect(),
         ..Default::default()
     }
