@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
+use aya::maps::Array;
 use aya::programs::links::FdLink;
 use aya::programs::{Program, ProgramError};
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 
-use crate::pins::{MAPS, OpenError, link_name, program_name};
+use crate::pins::{MAPS, OpenError, PATCHES, link_name, program_name};
 use crate::sets::Set;
 use crate::symbols;
 
@@ -67,6 +68,19 @@ fn functions(new: &Path, set: &Set, object: &mut Ebpf, btf: &Btf) -> Result<(), 
             .program_mut(name)
             .ok_or(OpenError::Missing { name })?;
         attach(new, name, program)?;
+    }
+    forget_patches(object)
+}
+
+/// Where another set sits at the same functions, to attach the second of the two programs
+/// that count patches is a patch of which only one has seen anything.
+fn forget_patches(object: &mut Ebpf) -> Result<(), OpenError> {
+    let name = PATCHES;
+    let failed = |source| OpenError::Map { name, source };
+    let map = object.map_mut(name).ok_or(OpenError::Missing { name })?;
+    let mut patches: Array<_, u64> = Array::try_from(map).map_err(failed)?;
+    for index in 0..patches.len() {
+        patches.set(index, 0, 0).map_err(failed)?;
     }
     Ok(())
 }
