@@ -36,6 +36,7 @@
 
 mod bpffs;
 mod counters;
+mod ftrace;
 mod ids;
 mod load;
 mod memory;

@@ -8,6 +8,7 @@ use aya::programs::links::FdLink;
 use aya::programs::{Program, ProgramError};
 use aya::{Btf, BtfError, Ebpf, EbpfLoader};
 
+use crate::ftrace;
 use crate::pins::{MAPS, OpenError, PATCHES, link_name, program_name};
 use crate::sets::Set;
 use crate::symbols;
@@ -45,6 +46,9 @@ pub(crate) fn into(new: &Path, set: &Set) -> Result<(), OpenError> {
 /// Leaves out those of which the kernel has nothing to count. Attaches none before it is
 /// known that it takes all: to detach them takes it long.
 fn functions(new: &Path, set: &Set, object: &mut Ebpf, btf: &Btf) -> Result<(), OpenError> {
+    if set.is_at_functions() && ftrace::is_off() {
+        return Err(OpenError::FtraceOff);
+    }
     let (mut loaded, mut unknown) = (Vec::new(), Vec::new());
     for function in set.functions() {
         match load(new, function.program, function.function, object, btf) {

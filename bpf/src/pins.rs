@@ -103,6 +103,9 @@ pub enum OpenError {
     /// What the kernel has cannot be told.
     #[error("look for the kernel's functions: {0}")]
     Symbols(#[source] io::Error),
+    /// Programs at functions would be attached and never run.
+    #[error("kernel.ftrace_enabled is 0: no function of the kernel calls a program")]
+    FtraceOff,
     /// Nothing was to be tried.
     #[error("no set of programs was asked for")]
     NoPrograms,
@@ -136,7 +139,11 @@ impl OpenError {
     fn refuses_programs(&self) -> bool {
         matches!(
             self,
-            Self::Load(_) | Self::Program { .. } | Self::Missing { .. } | Self::Symbols(_)
+            Self::Load(_)
+                | Self::Program { .. }
+                | Self::Missing { .. }
+                | Self::Symbols(_)
+                | Self::FtraceOff
         )
     }
 }

@@ -57,6 +57,11 @@ impl Function {
 }
 
 impl Set {
+    /// Whether some of its programs are at functions of the kernel.
+    pub(crate) fn is_at_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
     pub(crate) fn functions(&self) -> impl Iterator<Item = Function> {
         let calls = self.calls.iter().map(|call| Function {
             program: call,

@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::counters::{
     Counters, Effects, LOST, MOUNTS, Member, MemberWords, Spared, SparedWords, add,
 };
+use crate::ftrace;
 use crate::ids::{CgroupId, Device};
 use crate::misses::Misses;
 use crate::pins::{self, CloseError, OpenError, Pins};
@@ -200,12 +201,19 @@ impl Tracer {
     pub fn period(&self, cgroup: CgroupId) -> Option<String> {
         let member = self.watched.get(&cgroup)?;
         let patched = match (self.patches.get(&BEGUN, 0), self.patches.get(&ENDED, 0)) {
-            (Ok(begun), Ok(ended)) if begun == ended => format!("{ended:x}"),
-            // It goes on, for all we know: until it is over, no two readings are of the
-            // same period.
+            (Ok(begun), Ok(ended)) if begun == ended && !self.is_switched_off() => {
+                format!("{ended:x}")
+            }
+            // It goes on, or nothing is counted, for all we know: until that is over, no two
+            // readings are of the same period.
             _ => format!("at {:x}", now(ClockId::Boottime)),
         };
         Some(format!("{}.{:x}.{patched}", self.instance(), member.period))
+    }
+
+    /// Whether the programs are attached and not run.
+    fn is_switched_off(&self) -> bool {
+        self.programs().set().is_at_functions() && ftrace::is_off()
     }
 
     /// The cgroups that are watched, those of an earlier tracer included.

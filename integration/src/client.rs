@@ -76,6 +76,11 @@ impl RunOptions {
         Self::new().env("PYTHONDONTWRITEBYTECODE", "1")
     }
 
+    /// Has CRIU asked by the runtime: it is started when the sandbox stands still already.
+    pub fn dumped_by_runtime(self) -> Self {
+        self.flags(["--annotation", "dev.crab.runtime.ask_criu=false"])
+    }
+
     /// Under another shim.
     pub fn runtime(mut self, runtime: Runtime) -> Self {
         self.runtime = runtime;

@@ -31,7 +31,8 @@ fn what_is_typed_during_a_frozen_capture_waits_for_its_end() -> Result<()> {
         format!("#!/bin/sh\n[ \"$1\" != swrk ] || sleep 0.7\nexec {real} \"$@\"\n")
     })?;
     for client in testbed.clients() {
-        let (mut shell, sandbox) = Session::run(client, DEBIAN, RunOptions::new().args(["bash"]))?;
+        let options = RunOptions::new().dumped_by_runtime().args(["bash"]);
+        let (mut shell, sandbox) = Session::run(client, DEBIAN, options)?;
         shell.send("echo 1 >/root/a\n")?;
         let init = sandbox.pid()?;
         catch("the capture", Duration::from_secs(20), || {

@@ -93,7 +93,7 @@ fn an_init_that_wakes_now_and_then_changes_nothing_beside_a_server() -> Result<(
         let real = real.display();
         format!("#!/bin/sh\n[ \"$1\" != swrk ] || sleep 1.2\nexec {real} \"$@\"\n")
     })?;
-    let options = RunOptions::without_bytecode;
+    let options = || RunOptions::without_bytecode().dumped_by_runtime();
     for (client, options) in [
         (testbed.docker(), options().flags(["--init"])),
         (testbed.ctr(), options().args(["tail", "-f", "/dev/null"])),

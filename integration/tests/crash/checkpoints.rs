@@ -176,9 +176,10 @@ impl Dumper {
 /// Has the image of a turn fail by killing who writes it; the container goes on.
 fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
     // Where there is a runc to kill.
-    let ask_criu = matches!(dumper, Dumper::Criu);
-    let ask_criu = format!("dev.crab.runtime.ask_criu={ask_criu}");
-    let options = RunOptions::new().flags(["--annotation", ask_criu.as_str()]);
+    let options = match dumper {
+        Dumper::Criu => RunOptions::new(),
+        Dumper::Runc => RunOptions::new().dumped_by_runtime(),
+    };
     let sandbox = client.run(DEBIAN, options)?;
     let counter = Counter::start(crab, &sandbox, 48)?;
     assert_eq!(counter.ask()?.0, 1);

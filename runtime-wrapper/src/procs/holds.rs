@@ -222,8 +222,12 @@ fn add_reference(paths: &mut BTreeSet<Vec<u8>>, link: &Path) {
     };
     let bytes = target.into_os_string().into_vec();
     if bytes.first() == Some(&b'/') {
-        let end = bytes.len() - bytes.strip_suffix(b" (deleted)").map_or(0, |_| 10);
-        paths.insert(bytes[1..end].to_vec());
+        let path = &bytes[1..];
+        // A file may be called so, too.
+        if let Some(before) = path.strip_suffix(b" (deleted)") {
+            paths.insert(before.to_vec());
+        }
+        paths.insert(path.to_vec());
     }
 }
 
