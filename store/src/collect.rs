@@ -274,7 +274,26 @@ fn must_stay(
     published: &BTreeSet<TurnId>,
 ) -> Result<BTreeSet<TurnId>, CollectError> {
     let mut stay: BTreeSet<TurnId> = published.last().copied().into_iter().collect();
-    stay.extend(lineage::head(&store.journal()?.records, published));
+    let journal = store.journal().map_err(unknown)?;
+    // The record that is gone, or not understood, may be the one that says which checkpoint
+    // the sandbox is at.
+    let is_newer = |record: &JournalRecord| matches!(record, JournalRecord::Unknown);
+    let why = if journal.damaged > 0 {
+        Some("some of its records are gone")
+    } else if journal.records.iter().any(is_newer) {
+        Some("a later version of crab wrote some of its records")
+    } else if journal.records.is_empty() && published.len() > 1 {
+        Some("it is empty, and there are checkpoints")
+    } else {
+        None
+    };
+    if let Some(why) = why {
+        return Err(CollectError::Damaged(ReadError::Damaged {
+            path: store.journal_path(),
+            why: why.to_owned(),
+        }));
+    }
+    stay.extend(lineage::head(&journal.records, published));
     let wish = store.restore_request().map_err(unknown)?;
     stay.extend(wish.map(|wish| wish.checkpoint));
     for (_, tag) in store.tags()? {

@@ -180,13 +180,19 @@ impl Shared {
         Ok(durable)
     }
 
-    pub(crate) fn load_index(&self) -> Result<(), FileError> {
+    pub(crate) fn load_index(&self) -> Result<(), ReadError> {
         let mut objects = held(&self.objects);
         if objects.index.is_some() {
             return Ok(());
         }
+        // What no manifest names may have been left by who was killed before it was on the
+        // disk, and stays for as long as somebody reads. What a damaged one names, nobody
+        // knows.
+        let manifests = self.store.manifests()?.into_iter();
+        let named = manifests.filter_map(|(_, manifest)| manifest.ok());
+        let named: BTreeSet<PackId> = named.flat_map(|manifest| manifest.packs).collect();
         let mut loaded = Index::default();
-        for pack in packs(&self.store)? {
+        for pack in named {
             // One that is not sound holds nothing that may be relied on; what
             // was in it is stored anew.
             if let Ok(found) = pack::read_index(&self.store.pack_path(pack)) {
@@ -230,7 +236,7 @@ impl Shared {
     }
 
     /// Begins to remove; waits for a removal that is under way.
-    pub(crate) fn collecting(&self) -> Result<Collecting<'_>, FileError> {
+    pub(crate) fn collecting(&self) -> Result<Collecting<'_>, ReadError> {
         let alone = held(&self.collecting);
         self.load_index()?;
         let mut objects = held(&self.objects);

@@ -231,6 +231,18 @@ fn nothing_goes_while_it_is_not_known_what_is_needed() {
         assert_eq!(left(writer.store()), [0, 1, 2, 3]);
         fs::write(path, &whole).unwrap();
     }
+    // Nor where a record is gone, or all are.
+    let journal = sandbox.join("journal");
+    let whole = fs::read(&journal).unwrap();
+    let mut hurt = whole.clone();
+    hurt[whole.len() / 2] ^= 1;
+    for text in [hurt, vec![0; whole.len()]] {
+        fs::write(&journal, text).unwrap();
+        let error = writer.collect(&keep(0)).unwrap_err();
+        assert!(matches!(error, CollectError::Damaged(_)), "{error}");
+        assert_eq!(left(writer.store()), [0, 1, 2, 3]);
+    }
+    fs::write(&journal, whole).unwrap();
     // Nor where a tree that says what is needed cannot be read.
     let kept = [0, 2, 3].map(|turn| writer.store().manifest(TurnId(turn)).unwrap().unwrap());
     let needed: BTreeSet<PackId> = kept.into_iter().flat_map(|kept| kept.packs).collect();
@@ -244,6 +256,37 @@ fn nothing_goes_while_it_is_not_known_what_is_needed() {
         fs::write(&path, whole).unwrap();
     }
     assert_eq!(removed(&writer.collect(&keep(1)).unwrap()), [1]);
+}
+
+#[test]
+fn a_checkpoint_leans_on_no_pack_that_none_names() {
+    let (dir, store) = store();
+    let writer = store.writer(&id()).unwrap();
+    publish(&writer, 0..2);
+    let sandbox = writer.store().clone();
+    drop(writer);
+    let [first, second] = [0, 1].map(|turn| sandbox.manifest(TurnId(turn)).unwrap().unwrap());
+    // As if its writer had been killed before it was published, and before all of its pack was
+    // on the disk. A reader keeps the next writer from removing that.
+    let of_sandbox = dir.path().join("sandboxes/default/demo");
+    fs::remove_file(of_sandbox.join("manifests/00000000000000000001.json")).unwrap();
+    let reader = sandbox.reader(&first).unwrap();
+    for pack in second
+        .packs
+        .iter()
+        .filter(|pack| !first.packs.contains(pack))
+    {
+        let path = of_sandbox.join(format!("packs/{pack}.pack"));
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    }
+    let writer = store.writer(&id()).unwrap();
+    publish(&writer, 1..2);
+    drop(reader);
+    let second = sandbox.manifest(TurnId(1)).unwrap().unwrap();
+    assert!(content(&sandbox, &second).unwrap() == bytes_of(1));
 }
 
 #[test]
