@@ -118,7 +118,7 @@ pub(super) fn read(
         buffer: vec![0; PIECE],
     };
     for area in areas {
-        if !area.is_private() || area.is_of_the_kernel() {
+        if !area.is_private() || area.is_of_the_kernel() || area.is_droppable() {
             continue;
         }
         let (dead, near) = spots.of(area);
