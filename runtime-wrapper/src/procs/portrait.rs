@@ -18,6 +18,7 @@ use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::{Content, Process, Set, content::look};
+use crate::foreign::read_start;
 
 /// How many descriptors of one process are noted.
 const MAX_OPEN: usize = 1024;
@@ -348,6 +349,9 @@ impl Numbers {
     }
 }
 
+/// How much of `/proc/<pid>/fdinfo/<fd>` is read, in bytes.
+const FDINFO: usize = 256;
+
 /// What a process has open.
 fn open(proc: &Path, numbers: &mut Numbers) -> io::Result<BTreeMap<i32, String>> {
     let dir = proc.join("fd");
@@ -361,7 +365,9 @@ fn open(proc: &Path, numbers: &mut Numbers) -> io::Result<BTreeMap<i32, String>>
     for number in open {
         let path = dir.join(number.to_string());
         let name = fs::read_link(&path)?;
-        let info = fs::read(proc.join(format!("fdinfo/{number}")))?;
+        // What is told here comes first; of an inotify or epoll descriptor all that it
+        // watches would follow, however much that is.
+        let info = read_start(&proc.join(format!("fdinfo/{number}")), FDINFO)?;
         let is_file = || {
             let stat = look(&path)?;
             let mode = u32::from(stat.stx_mode);

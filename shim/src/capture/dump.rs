@@ -249,14 +249,33 @@ impl Dump {
         let _ = fs::remove_dir_all(&self.paths.images);
     }
 
+    /// The same dump, through the runtime if what CRIU was told does not hold any more. The
+    /// sandbox is frozen.
+    pub(super) fn confirmed(mut self) -> Self {
+        let direct = self.direct.take();
+        let was_direct = direct.is_some();
+        self.direct = direct.filter(|direct| direct.holds(self.init));
+        if was_direct && self.direct.is_none() {
+            let reason = "mounts or connections are others than when it began";
+            tracing::info!(reason, "CRIU is asked through the runtime");
+        }
+        self
+    }
+
+    /// Whether CRIU leaves the container's files alone. Asked through the runtime, it makes
+    /// directories in the container's `/tmp` while it archives a tmpfs with mounts in it
+    /// (CRIU's `mount.c`, `get_clean_mnt`).
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
     /// Has CRIU write the image. The sandbox is frozen.
     pub(super) fn write(mut self) -> Result<Dumped> {
         let dumped = Dumped {
             dir: self.paths.images.clone(),
             remainder: Remainder::default(),
         };
-        let direct = self.direct.take().filter(|direct| direct.holds(self.init));
-        let written = match direct {
+        let written = match self.direct.take() {
             Some(direct) => direct.begun.dump().map_err(anyhow::Error::from),
             None => {
                 let runtime = &self.container.runtime;

@@ -150,16 +150,21 @@ impl Capture {
             // None was tried, whatever would have come of it.
             not_needed = std::mem::take(&mut half).dump;
         }
-        let dump = half.dump.take();
+        let dump = half.dump.take().map(Dump::confirmed);
+        let criu = dump.as_ref().map(|dump| dump.criu().version.clone());
+        let beside = dump.as_ref().is_some_and(Dump::is_direct);
         let (written, roots) = thread::scope(|scope| {
-            // CRIU looks at the processes, and this thread at the files.
-            let criu = dump.as_ref().map(|dump| dump.criu().version.clone());
             let writing = dump.map(|dump| scope.spawn(|| dump.write()));
-            let roots = self.files(scans, &stopped, &look);
-            let written = writing.map(|writing| writing.join());
-            (criu.zip(written), roots)
+            if beside {
+                // CRIU looks at the processes, and this thread at the files.
+                let roots = self.files(scans, &stopped, &look);
+                (writing.map(|writing| writing.join()), roots)
+            } else {
+                let written = writing.map(|writing| writing.join());
+                (written, self.files(scans, &stopped, &look))
+            }
         });
-        if let Some((criu, written)) = written {
+        if let Some((criu, written)) = criu.zip(written) {
             let written = written.unwrap_or_else(|_| Err(anyhow!("the dump broke off")));
             self.image(&mut half, criu, written, &stopped, &places);
         }

@@ -74,6 +74,11 @@ impl Task {
                 Tried::Cold(format!("files could not be put back in place: {error:#}"))
             }
             Ok(Warm::Torn(error)) => Tried::Torn(error),
+            // A worker that panicked may have been in the middle of it; it has not given the
+            // capture back.
+            Err(error) if matches!(&self.history, Ok(history) if history.capture.is_none()) => {
+                Tried::Torn(error)
+            }
             // Before anything was touched.
             Err(error) => {
                 tracing::warn!(error = %format!("{error:#}"), "files cannot be put back in place");
