@@ -71,14 +71,19 @@ struct Portrait {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDigest {
     pub(super) pages: Digest,
+    /// With those that the kernel may drop: CRIU before 4.2 restores them as any other.
+    #[serde(default)]
+    pub(super) all_pages: Option<Digest>,
     pub(super) near_stacks: Digest,
     pub(super) timeless: Digest,
 }
 
 impl MemoryDigest {
-    fn is(&self, other: &Self) -> bool {
-        let near = self.near_stacks == other.near_stacks || self.timeless == other.timeless;
-        near && self.pages == other.pages
+    /// Whether this is what `earlier` was, restored or not.
+    fn is(&self, earlier: &Self) -> bool {
+        let near = self.near_stacks == earlier.near_stacks || self.timeless == earlier.timeless;
+        let pages = self.pages == earlier.pages || Some(self.pages) == earlier.all_pages;
+        near && pages
     }
 }
 
@@ -424,6 +429,7 @@ mod tests {
     fn memory(pages: u8, near: u8, timeless: u8) -> MemoryDigest {
         MemoryDigest {
             pages: Digest([pages; 32]),
+            all_pages: None,
             near_stacks: Digest([near; 32]),
             timeless: Digest([timeless; 32]),
         }
@@ -500,6 +506,11 @@ mod tests {
         assert!(memory(1, 2, 3).is(&memory(1, 2, 9)));
         assert!(!memory(1, 2, 3).is(&memory(1, 8, 9)));
         assert!(!memory(1, 2, 3).is(&memory(2, 2, 3)));
+        // What may be dropped was kept by a restore, or not.
+        let mut droppable = memory(1, 2, 3);
+        droppable.all_pages = Some(Digest([4; 32]));
+        assert!(memory(1, 2, 3).is(&droppable) && memory(4, 2, 3).is(&droppable));
+        assert!(!memory(5, 2, 3).is(&droppable));
     }
 
     #[test]

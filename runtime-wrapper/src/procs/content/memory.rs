@@ -42,7 +42,9 @@ const GUARD: u64 = 1 << 58;
 /// What it compares by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
+    /// But those that the kernel may drop.
     pages: crab_store::Digest,
+    all_pages: crab_store::Digest,
     near_stacks: Pair,
 }
 
@@ -55,6 +57,7 @@ impl Memory {
         let (near_stacks, timeless) = self.near_stacks.digests();
         MemoryDigest {
             pages: self.pages,
+            all_pages: Some(self.all_pages),
             near_stacks,
             timeless,
         }
@@ -114,13 +117,16 @@ pub(super) fn read(
         memory: File::open(proc.join("mem"))?,
         kernel: joined(spots.written_by_the_kernel.clone()),
         pages: Pages::new(),
+        kept: None,
+        spared: false,
         near: Making::new(clock),
         buffer: vec![0; PIECE],
     };
     for area in areas {
-        if !area.is_private() || area.is_of_the_kernel() || area.is_droppable() {
+        if !area.is_private() || area.is_of_the_kernel() {
             continue;
         }
+        reading.spare(area.is_droppable());
         let (dead, near) = spots.of(area);
         for run in own_pages(&pagemap, area)? {
             let bytes = run.end - run.start;
@@ -128,8 +134,11 @@ pub(super) fn read(
             reading.run(run, area.is_anonymous(), dead.as_ref(), &near)?;
         }
     }
+    let kept = reading.kept.map(Pages::finish);
+    let all_pages = reading.pages.finish();
     Ok(Memory {
-        pages: reading.pages.finish(),
+        pages: kept.unwrap_or(all_pages),
+        all_pages,
         near_stacks: reading.near.finish(),
     })
 }
@@ -166,11 +175,23 @@ struct Reading<'a> {
     memory: File,
     kernel: Vec<Range<u64>>,
     pages: Pages,
+    /// But those that the kernel may drop, from the first of these on.
+    kept: Option<Pages>,
+    /// What comes is of these.
+    spared: bool,
     near: Making<'a>,
     buffer: Vec<u8>,
 }
 
 impl Reading<'_> {
+    /// Whether what comes may be dropped by the kernel.
+    fn spare(&mut self, spared: bool) {
+        self.spared = spared;
+        if spared && self.kept.is_none() {
+            self.kept = Some(self.pages.clone());
+        }
+    }
+
     fn run(
         &mut self,
         run: Range<u64>,
@@ -203,6 +224,9 @@ impl Reading<'_> {
                 }
             }
             self.pages.add(at, piece, zeroes_are_nothing);
+            if let Some(kept) = self.kept.as_mut().filter(|_| !self.spared) {
+                kept.add(at, piece, zeroes_are_nothing);
+            }
             at += length as u64;
         }
         Ok(())
@@ -217,6 +241,7 @@ fn within(range: &Range<u64>, at: u64, length: usize) -> Option<Range<usize>> {
 }
 
 /// A digest of pages: where they are, and what is in them.
+#[derive(Clone)]
 pub(super) struct Pages {
     places: Hash,
     contents: Hash,
