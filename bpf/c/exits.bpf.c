@@ -17,6 +17,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "attended.h"
 #include "judge.h"
 #include "network.h"
 #include "processes.h"
@@ -79,15 +80,5 @@ SEC("fexit/bpf_arch_text_poke")
 int patch_ends(unsigned long long *ctx)
 {
 	count_patch(CRAB_PATCH_ENDED);
-	return 0;
-}
-
-/* Attached only while there is attention. */
-SEC("tp_btf/sys_exit")
-int sys_exit(unsigned long long *ctx)
-{
-	struct pt_regs *regs = (struct pt_regs *)ctx[0];
-
-	attention_at(regs->orig_ax, ctx[1]);
 	return 0;
 }

@@ -23,7 +23,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "attention.h"
+#include "attended.h"
 #include "network.h"
 #include "processes.h"
 
@@ -114,15 +114,5 @@ int rss_stat(unsigned long long *ctx)
 	if (program && program->f_inode->i_flags & S_IMMUTABLE)
 		return 0;
 	by_cgroup(CRAB_UNSEEN);
-	return 0;
-}
-
-/* Attached only while there is attention. */
-SEC("tp_btf/sys_exit")
-int sys_exit(unsigned long long *ctx)
-{
-	struct pt_regs *regs = (struct pt_regs *)ctx[0];
-
-	attention_at(regs->orig_ax, ctx[1]);
 	return 0;
 }
