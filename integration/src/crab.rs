@@ -228,16 +228,7 @@ impl Crab {
     /// `crab rollback --verify`, which has to give what the checkpoint has.
     pub fn rollback_verified(&self, sandbox: &Sandbox, turn: u64) -> Result<Value> {
         let (id, turn) = (sandbox.sandbox_id(), turn.to_string());
-        let args = ["rollback", &id, "--turn", &turn, "--verify", "--json"];
-        let said = self.run(&args)?;
-        ensure!(
-            said.status == 0,
-            "{}: {}{}",
-            said.command,
-            said.stdout,
-            said.stderr
-        );
-        let done: Value = serde_json::from_str(&said.stdout)?;
+        let done = self.json(&["rollback", &id, "--turn", &turn, "--verify"])?;
         ensure!(done["verified"]["same"] == true, "{done}");
         Ok(done)
     }

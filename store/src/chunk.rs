@@ -140,6 +140,28 @@ impl PackWriter {
 }
 
 impl ObjectReader {
+    /// The bytes of each segment of something so long.
+    pub(crate) fn contents<'a>(
+        &self,
+        segments: &'a [Segment],
+        size: u64,
+    ) -> Result<impl Iterator<Item = Result<(&'a Segment, Vec<u8>), ReadError>>, ReadError> {
+        if !segments_fit(segments, size) {
+            let why = "segments overlap or exceed the size";
+            return Err(ReadError::Target(io::Error::other(why)));
+        }
+        Ok(segments.iter().map(|segment| {
+            let bytes = self.get(segment.digest)?;
+            if bytes.len() != segment.len as usize {
+                return Err(ReadError::Malformed {
+                    digest: segment.digest,
+                    why: format!("{} bytes instead of {}", bytes.len(), segment.len),
+                });
+            }
+            Ok((segment, bytes))
+        }))
+    }
+
     /// Writes content into a file, in place of what it had: with holes where
     /// the segments have gaps or blocks of zeros, and `size` long.
     pub fn read_segments(
@@ -148,19 +170,10 @@ impl ObjectReader {
         size: u64,
         file: &File,
     ) -> Result<(), ReadError> {
-        if !segments_fit(segments, size) {
-            let why = "segments overlap or exceed the size";
-            return Err(ReadError::Target(io::Error::other(why)));
-        }
+        let contents = self.contents(segments, size)?;
         file.set_len(0).map_err(ReadError::Target)?;
-        for segment in segments {
-            let bytes = self.get(segment.digest)?;
-            if bytes.len() != segment.len as usize {
-                return Err(ReadError::Malformed {
-                    digest: segment.digest,
-                    why: format!("{} bytes instead of {}", bytes.len(), segment.len),
-                });
-            }
+        for content in contents {
+            let (segment, bytes) = content?;
             // Runs of blocks that are not zero, each in one write.
             let mut begin = 0;
             while begin < bytes.len() {

@@ -24,6 +24,14 @@ pub struct FileImage {
     pub tmpfs: Vec<TmpfsTree>,
 }
 
+impl FileImage {
+    /// The tree of the tmpfs that is mounted there, if one is.
+    pub fn tmpfs_at(&self, mount: &[u8]) -> Option<Digest> {
+        let found = self.tmpfs.iter().find(|tmpfs| tmpfs.mount == mount);
+        found.map(|tmpfs| tmpfs.tree)
+    }
+}
+
 /// The files of one tmpfs mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TmpfsTree {

@@ -23,7 +23,7 @@ use crate::{
     image::ImageFile,
     pack_writer::PackWriter,
     reader::ObjectReader,
-    tree::{Segment, segments_fit},
+    tree::Segment,
 };
 
 /// The size of a page.
@@ -146,18 +146,8 @@ impl ObjectReader {
         size: u64,
         file: &File,
     ) -> Result<(), ReadError> {
-        if !segments_fit(segments, size) {
-            let why = "segments overlap or exceed the size";
-            return Err(ReadError::Target(io::Error::other(why)));
-        }
-        for segment in segments {
-            let bytes = self.get(segment.digest)?;
-            if bytes.len() != segment.len as usize {
-                return Err(ReadError::Malformed {
-                    digest: segment.digest,
-                    why: format!("{} bytes instead of {}", bytes.len(), segment.len),
-                });
-            }
+        for content in self.contents(segments, size)? {
+            let (segment, bytes) = content?;
             file.write_all_at(&bytes, segment.offset)
                 .map_err(ReadError::Target)?;
         }

@@ -9,6 +9,8 @@
 //! file, and segments of a file ascend, do not overlap and lie within its
 //! size. The store neither takes nor hands out a tree that breaks it.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -189,6 +191,17 @@ impl Tree {
             }
         }
         Ok(())
+    }
+
+    /// The paths that other entries are hard links to.
+    pub fn link_targets(&self) -> HashSet<&[u8]> {
+        let entries = self.entries.iter();
+        entries
+            .filter_map(|entry| match &entry.kind {
+                EntryKind::HardLink { to } => Some(to.as_slice()),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Every segment of every file.

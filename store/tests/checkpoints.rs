@@ -12,12 +12,6 @@ use std::{
 use crab_store::*;
 use support::*;
 
-fn store() -> (tempfile::TempDir, Store) {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::create(dir.path()).unwrap();
-    (dir, store)
-}
-
 #[test]
 fn a_checkpoint_comes_back_as_it_was() {
     let (_dir, store) = store();

@@ -15,22 +15,6 @@ use std::{
 use crab_store::*;
 use support::*;
 
-fn store() -> (tempfile::TempDir, Store) {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::create(dir.path()).unwrap();
-    (dir, store)
-}
-
-fn keep(count: u64) -> Wanted<'static> {
-    Wanted {
-        limits: Limits {
-            count: Some(count),
-            ..Limits::default()
-        },
-        ..Wanted::default()
-    }
-}
-
 /// Four chunks: the first is the same in all turns, the second in pairs of turns.
 fn bytes_of(turn: u64) -> Vec<u8> {
     [

@@ -27,16 +27,6 @@ fn bytes_of(turn: u64) -> Vec<u8> {
     [common, noise(turn + 1, CHUNK), noise(turn + 1, 100)].concat()
 }
 
-fn keep(count: u64) -> Wanted<'static> {
-    Wanted {
-        limits: Limits {
-            count: Some(count),
-            ..Limits::default()
-        },
-        ..Wanted::default()
-    }
-}
-
 /// Not a test: what the tests below run in another process, which dies in it.
 #[test]
 #[ignore = "runs until it dies"]

@@ -13,6 +13,12 @@ pub(crate) fn id() -> SandboxId {
     SandboxId::new("default", "demo").unwrap()
 }
 
+pub(crate) fn store() -> (tempfile::TempDir, Store) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    (dir, store)
+}
+
 /// Bytes that do not compress, the same for the same seed.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new();
@@ -86,6 +92,17 @@ pub(crate) fn checkpoint(
     let upper = pack.put_tree(&tree_with(content))?;
     let spec = pack.put(b"{\"ociVersion\":\"1.2.0\"}")?;
     pack.publish(manifest(turn, upper, spec))
+}
+
+/// So many checkpoints are wanted beside those that stay anyway.
+pub(crate) fn keep(count: u64) -> Wanted<'static> {
+    Wanted {
+        limits: Limits {
+            count: Some(count),
+            ..Limits::default()
+        },
+        ..Wanted::default()
+    }
 }
 
 /// The content of the file in a checkpoint made by [`checkpoint`].

@@ -18,7 +18,9 @@ use crate::series::rounded;
 pub(crate) struct Measured {
     name: &'static str,
     machine: String,
-    seed: u64,
+    /// Of what was chosen by chance, if anything was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
     figures: BTreeMap<&'static str, Figure>,
     /// What stands behind the figures.
     details: BTreeMap<String, f64>,
@@ -77,7 +79,7 @@ impl Measured {
     pub(crate) fn new(
         name: &'static str,
         machine: String,
-        seed: u64,
+        seed: Option<u64>,
         targets: &'static [(&'static str, Target)],
     ) -> Self {
         Self {
@@ -120,11 +122,29 @@ pub(crate) fn parts_of(
     list.split(',').map(part).collect()
 }
 
+/// Measures those of the parts that are wanted, in their order.
+pub(crate) fn each_wanted(
+    parts: &'static [&'static str],
+    wanted: &BTreeSet<&'static str>,
+    mut measure: impl FnMut(&str) -> Result<()>,
+) -> Result<()> {
+    for part in parts {
+        if wanted.contains(part) {
+            measure(part)?;
+        } else {
+            eprintln!("{part}: not asked for, so its figures are absent");
+        }
+    }
+    Ok(())
+}
+
 /// For people.
 pub(crate) fn table(measured: &Measured) -> String {
+    let seed = measured.seed.map(|seed| format!(", seed {seed}"));
+    let seed = seed.unwrap_or_default();
     let mut text = format!(
-        "{}, seed {}\n\n{:<28}{:>10}  TARGET\n",
-        measured.machine, measured.seed, "FIGURE", "VALUE"
+        "{}{seed}\n\n{:<28}{:>10}  TARGET\n",
+        measured.machine, "FIGURE", "VALUE"
     );
     for (name, figure) in &measured.figures {
         let target = measured.targets.iter().find(|(of, _)| of == name);
@@ -157,7 +177,7 @@ mod tests {
             ("many", Target::AtLeast(3.0)),
             ("right", Target::True),
         ];
-        let mut measured = Measured::new("test", "here".into(), 1, TARGETS);
+        let mut measured = Measured::new("test", "here".into(), Some(1), TARGETS);
         measured.enter("fast", 5.001);
         measured.enter("many", 3.0);
         measured.enter_verdict("right", false);

@@ -26,7 +26,7 @@ use crate::figures::parts_of;
 
 const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]
        bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
-       bench capture [--json] [--rounds N] [--cycles N] [--seed N] [--only PART[,PART]]
+       bench capture [--json] [--rounds N] [--cycles N] [--only PART[,PART]]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -79,17 +79,13 @@ fn lifecycle(mut args: impl Iterator<Item = String>) -> Result<()> {
     tell(&measured, json, report::table)
 }
 
-/// Another one each time.
-fn seed() -> Result<u64> {
-    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
-}
-
 fn inspector(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let mut plan = inspector::Plan {
         parts: inspector::PARTS.iter().copied().collect(),
         turns: 10_000,
-        seed: seed()?,
+        seed: now.as_secs(),
         sandboxes: 50,
         rounds: 7,
     };
@@ -115,7 +111,6 @@ fn capture(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
     let mut plan = capture::Plan {
         parts: capture::PARTS.iter().copied().collect(),
-        seed: seed()?,
         rounds: 20,
         cycles: 20,
     };
@@ -124,7 +119,6 @@ fn capture(mut args: impl Iterator<Item = String>) -> Result<()> {
             "--json" => json = true,
             "--rounds" => plan.rounds = number(&mut args, &arg)?,
             "--cycles" => plan.cycles = number(&mut args, &arg)?,
-            "--seed" => plan.seed = number(&mut args, &arg)?,
             "--only" => {
                 let list = args.next().context("--only wants parts")?;
                 plan.parts = parts_of(&list, capture::PARTS)?;

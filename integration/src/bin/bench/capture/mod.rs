@@ -16,7 +16,7 @@ use anyhow::Result;
 use crab_integration::Testbed;
 use crab_store::Cost;
 
-use crate::figures::{Measured, Target};
+use crate::figures::{Measured, Target, each_wanted};
 
 /// The parts, in the order in which they are measured.
 pub(crate) const PARTS: &[&str] = &[
@@ -45,7 +45,6 @@ const TARGETS: &[(&str, Target)] = &[
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) parts: BTreeSet<&'static str>,
-    pub(crate) seed: u64,
     pub(crate) rounds: usize,
     pub(crate) cycles: usize,
 }
@@ -61,20 +60,14 @@ fn frozen_ms(cost: &Cost) -> f64 {
 
 /// Measures these parts.
 pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
-    let mut measured = Measured::new("capture", testbed.machine(), plan.seed, TARGETS);
-    for part in PARTS {
-        if !plan.parts.contains(part) {
-            eprintln!("{part}: not asked for, so its figures are absent");
-            continue;
-        }
-        match *part {
-            "files" => files::measure(testbed, plan, &mut measured)?,
-            "processes" => processes::measure(testbed, plan, &mut measured)?,
-            "memory" => memory::measure(testbed, plan, &mut measured)?,
-            "rollback" => rollback::measure(testbed, plan, &mut measured)?,
-            "cycles" => cycles::measure(testbed, plan, &mut measured)?,
-            _ => store::measure(plan, &mut measured)?,
-        }
-    }
+    let mut measured = Measured::new("capture", testbed.machine(), None, TARGETS);
+    each_wanted(PARTS, &plan.parts, |part| match part {
+        "files" => files::measure(testbed, plan, &mut measured),
+        "processes" => processes::measure(testbed, plan, &mut measured),
+        "memory" => memory::measure(testbed, plan, &mut measured),
+        "rollback" => rollback::measure(testbed, plan, &mut measured),
+        "cycles" => cycles::measure(testbed, plan, &mut measured),
+        _ => store::measure(plan, &mut measured),
+    })?;
     Ok(measured)
 }

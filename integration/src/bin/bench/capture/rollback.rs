@@ -12,17 +12,17 @@ use serde_json::Value;
 use super::{Measured, Plan};
 use crate::series::Series;
 
-/// What an answer of `crab rollback --json` says it took, in milliseconds.
-fn took_ms(answer: &Value) -> Result<f64> {
-    let micros = answer["took_us"].as_u64();
-    Ok(micros.with_context(|| format!("{answer} does not say what it took"))? as f64 / 1e3)
+/// A time in an answer of `crab rollback --json`, in milliseconds.
+fn ms(answer: &Value, name: &str) -> Result<f64> {
+    let micros = answer[name].as_u64();
+    Ok(micros.with_context(|| format!("{answer} has no {name}"))? as f64 / 1e3)
 }
 
 /// There, and the same by the clock of who asks.
 fn timed(crab: &Crab, sandbox: &Sandbox, turn: u64) -> Result<(f64, f64)> {
     let start = Instant::now();
     let answer = crab.rollback(sandbox, turn)?;
-    Ok((took_ms(&answer)?, start.elapsed().as_secs_f64() * 1e3))
+    Ok((ms(&answer, "took_us")?, start.elapsed().as_secs_f64() * 1e3))
 }
 
 pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -> Result<()> {
@@ -67,7 +67,8 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     for _ in 0..plan.rounds {
         let turn = crab.turn_of(&sandbox, Class::Files, change)?;
         crab.turn_of(&sandbox, Class::Files, change)?;
-        fresh.push_ms(took_ms(&crab.rollback_cold(&sandbox, turn.number())?)?);
+        let answer = crab.rollback_cold(&sandbox, turn.number())?;
+        fresh.push_ms(ms(&answer, "took_us")?);
     }
     measured.detail("cold rollback of a keep-alive, ms p50", fresh.quantile(0.5));
     let sandbox = ctr.run(DEBIAN, RunOptions::new())?;
@@ -96,13 +97,10 @@ fn warm(crab: &Crab, sandbox: &Sandbox, change: &str, rounds: usize) -> Result<W
         crab.turn_of(sandbox, Class::Files, change)?;
         let answer = crab.rollback(sandbox, turn.number())?;
         ensure!(answer["warm"] == true, "{answer}");
-        let ms = |name: &str| -> Result<f64> {
-            let micros = answer[name].as_u64();
-            Ok(micros.with_context(|| format!("{answer} has no {name}"))? as f64 / 1e3)
-        };
-        warm.secured.push_ms(ms("secured_us")?);
-        warm.put_back.push_ms(ms("took_us")? - ms("secured_us")?);
-        warm.stood.push_ms(ms("stood_us")?);
+        warm.secured.push_ms(ms(&answer, "secured_us")?);
+        warm.put_back
+            .push_ms(ms(&answer, "took_us")? - ms(&answer, "secured_us")?);
+        warm.stood.push_ms(ms(&answer, "stood_us")?);
     }
     Ok(warm)
 }

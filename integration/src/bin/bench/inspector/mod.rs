@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use crab_integration::Testbed;
 
-use crate::figures::{Measured, Target};
+use crate::figures::{Measured, Target, each_wanted};
 
 /// The parts, in the order in which they are measured.
 pub(crate) const PARTS: &[&str] = &[
@@ -56,20 +56,14 @@ pub(crate) struct Plan {
 
 /// Measures these parts.
 pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
-    let mut measured = Measured::new("inspector", testbed.machine(), plan.seed, TARGETS);
-    for part in PARTS {
-        if !plan.parts.contains(part) {
-            eprintln!("{part}: not asked for, so its figures are absent");
-            continue;
-        }
-        match *part {
-            "idle" => idle::measure(testbed, plan, &mut measured)?,
-            "decisions" => decisions::measure(testbed, plan, &mut measured)?,
-            "boundaries" => boundaries::measure(testbed, plan, &mut measured)?,
-            "storm" => storm::measure(testbed, &mut measured)?,
-            "overhead" => overhead::measure(testbed, plan, &mut measured)?,
-            _ => random::measure(testbed, plan, &mut measured)?,
-        }
-    }
+    let mut measured = Measured::new("inspector", testbed.machine(), Some(plan.seed), TARGETS);
+    each_wanted(PARTS, &plan.parts, |part| match part {
+        "idle" => idle::measure(testbed, plan, &mut measured),
+        "decisions" => decisions::measure(testbed, plan, &mut measured),
+        "boundaries" => boundaries::measure(testbed, plan, &mut measured),
+        "storm" => storm::measure(testbed, &mut measured),
+        "overhead" => overhead::measure(testbed, plan, &mut measured),
+        _ => random::measure(testbed, plan, &mut measured),
+    })?;
     Ok(measured)
 }
