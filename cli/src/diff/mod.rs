@@ -70,17 +70,16 @@ impl State {
         })
     }
 
+    /// The tree of what is mounted there; empty where nothing was.
+    fn tmpfs(&self, mount: &[u8]) -> Option<Digest> {
+        self.manifest.files.tmpfs_at(mount)
+    }
+
     fn end(&self) -> End {
         End {
             turn: self.turn,
             checkpoint: self.manifest.turn,
         }
-    }
-
-    /// The tree of what is mounted there; empty where nothing was.
-    fn tmpfs(&self, mount: &[u8]) -> Option<Digest> {
-        let mut trees = self.manifest.files.tmpfs.iter();
-        trees.find(|tmpfs| tmpfs.mount == mount).map(|t| t.tree)
     }
 
     fn view<'a>(

@@ -50,14 +50,7 @@ pub fn apply(tree: &Tree, reader: &ObjectReader, root: BorrowedFd<'_>) -> Result
             above = split(above).0;
         }
     }
-    let linked: HashSet<&[u8]> = tree
-        .entries
-        .iter()
-        .filter_map(|entry| match &entry.kind {
-            EntryKind::HardLink { to } => Some(to.as_slice()),
-            _ => None,
-        })
-        .collect();
+    let linked = tree.link_targets();
 
     let mut place = Placer::new(root, reader, Rules::Plain);
     let mut kept: HashSet<&[u8]> = HashSet::new();

@@ -173,10 +173,11 @@ impl<'a> Compare<'a> {
         let rules = self.rules;
         let is = live.map(|node| Shape::of_node(node, rules));
         let should_be = wanted.map(|entry| Shape::of_entry(entry, rules));
+        let mut below = None;
         let unlike = match (&is, &should_be) {
             (Some(is), Some(should_be)) => {
                 let inert = || {
-                    let below = self.below(path)?;
+                    let below = below.insert(self.below(path)?);
                     Ok(!matches!(below, Below::Unknown)
                         && !matches!(below, Below::Is(Some(lower)) if lower.stat.is_dir()))
                 };
@@ -184,18 +185,24 @@ impl<'a> Compare<'a> {
             }
             // An overlay's own copy.
             (Some(_), None) if live.is_some_and(|node| node.nets_out) => None,
-            (Some(one), None) | (None, Some(one)) => match self.below(path).map_err(failed)? {
-                Below::Is(lower) => one.unlike_lower(lower.as_ref(), rules).map_err(failed)?,
-                Below::Unknown => Some("there".into()),
-            },
+            (Some(one), None) | (None, Some(one)) => {
+                match below.insert(self.below(path).map_err(failed)?) {
+                    Below::Is(lower) => one.unlike_lower(lower.as_ref(), rules).map_err(failed)?,
+                    Below::Unknown => Some("there".into()),
+                }
+            }
             (None, None) => None,
         };
         if let Some(unlike) = unlike {
+            let below = match below {
+                Some(below) => below,
+                None => self.below(path).map_err(failed)?,
+            };
             found.push(Differing {
                 path,
                 live,
                 wanted,
-                below: self.below(path).map_err(failed)?,
+                below,
                 unlike,
             });
         }

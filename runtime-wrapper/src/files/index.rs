@@ -150,31 +150,18 @@ impl Index {
             let node = if visit.mount_point {
                 Node::mount_point(&visit.stat)
             } else {
-                let (first, link_to) = match &entry.kind {
-                    EntryKind::HardLink { to } => (tree.get(to), Some(to.as_slice().into())),
-                    _ => (Some(entry), None),
+                let first = match &entry.kind {
+                    EntryKind::HardLink { to } => tree.get(to),
+                    _ => Some(entry),
                 };
-                let fits = first.is_some_and(|first| fits(first, &visit.stat));
-                if !fits {
+                let Some(first) = first.filter(|first| fits(first, &visit.stat)) else {
                     wrong.get_or_insert(visit.path.to_vec());
                     return Ok(descend);
-                }
-                let first = first.unwrap_or(entry);
+                };
+                let content = contents.get(first.path.as_slice());
                 Node {
                     stat: visit.stat,
-                    xattrs: first.xattrs.clone(),
-                    target: match &first.kind {
-                        EntryKind::Symlink { target } => target.clone(),
-                        _ => Vec::new(),
-                    },
-                    content: match contents.get(first.path.as_slice()) {
-                        Some(content) => Content::Known(content.clone()),
-                        None => Content::None,
-                    },
-                    link_to,
-                    hides_lower: rules.hides_lower(&first.xattrs),
-                    nets_out: false,
-                    mount_point: false,
+                    ..Node::of_entry(entry, first, content, rules)
                 }
             };
             nodes.insert(visit.path.into(), Arc::new(node));

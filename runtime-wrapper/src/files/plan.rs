@@ -121,14 +121,7 @@ impl Plan {
     /// When that cannot be done while the root is in use.
     pub fn of(scanner: &Scanner, live: &Index, tree: &Tree) -> Result<Self, PlanError> {
         let rules = scanner.rules;
-        let linked: HashSet<&[u8]> = tree
-            .entries
-            .iter()
-            .filter_map(|entry| match &entry.kind {
-                EntryKind::HardLink { to } => Some(to.as_slice()),
-                _ => None,
-            })
-            .collect();
+        let linked = tree.link_targets();
         let mut plan = Self::default();
         let mut directories: BTreeMap<Vec<u8>, TreeEntry> = BTreeMap::new();
         let mut touched: HashSet<Vec<u8>> = HashSet::new();
