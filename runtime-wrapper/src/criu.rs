@@ -38,12 +38,12 @@ use crab_store::{
 use thiserror::Error;
 
 use self::pages::PageMap;
-pub(crate) use self::request::{DESCRIPTORS, Request};
+pub(crate) use self::request::Request;
 pub use self::{
     exchange::{lay_out, release_netns},
     left_out::{LeftOut, leave_out},
     remainder::Remainder,
-    request::Extent,
+    request::{DESCRIPTORS, Extent},
     session::{Begun, SessionError},
     unlocked::lock_nothing,
 };

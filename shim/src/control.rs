@@ -65,8 +65,13 @@ fn meta(said: HashMap<String, String>) -> Result<Meta> {
     Ok(said.into_iter().collect())
 }
 
+/// What a task's answer becomes that is an error.
+fn failed(error: anyhow::Error) -> ttrpc::Error {
+    refuse(Code::FAILED_PRECONDITION, format!("{error:#}"))
+}
+
 fn hinted(turn: anyhow::Result<TurnId>) -> Result<TurnHinted> {
-    let turn = turn.map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+    let turn = turn.map_err(failed)?;
     Ok(TurnHinted {
         turn: turn.0,
         ..Default::default()
@@ -103,10 +108,7 @@ impl Sandbox for Control {
     ) -> Result<CheckpointResponse> {
         let container = self.containers.named(&req.id)?;
         running(&container)?;
-        let done = turns(&container)?
-            .checkpoint()
-            .await
-            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        let done = turns(&container)?.checkpoint().await.map_err(failed)?;
         Ok(CheckpointResponse {
             turn: done.turn.0,
             class: done.class.to_string(),
@@ -126,9 +128,7 @@ impl Sandbox for Control {
             let container = container.clone();
             blocking(move || DryRun::of(&container)).await
         };
-        let found = found
-            .await
-            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        let found = found.await.map_err(failed)?;
         Ok(DryRunResponse {
             class: found.class.to_string(),
             reason: found.reason,
@@ -148,7 +148,7 @@ impl Sandbox for Control {
                 cold: req.cold,
             })
             .await
-            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+            .map_err(failed)?;
         Ok(RollbackResponse {
             checkpoint: done.checkpoint.0,
             processes: done.processes,
@@ -167,10 +167,7 @@ impl Sandbox for Control {
         let container = self.containers.named(&req.id)?;
         running(&container)?;
         let turn = req.has_turn.then_some(TurnId(req.turn));
-        let done = turns(&container)?
-            .verify(turn)
-            .await
-            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        let done = turns(&container)?.verify(turn).await.map_err(failed)?;
         Ok(verification::told(done))
     }
 
@@ -184,6 +181,7 @@ impl Sandbox for Control {
         let container = self.containers.named(&req.id)?;
         hinted(turns(&container)?.hint_end(meta(req.meta)?).await)
     }
+
     async fn collect(&self, _: &TtrpcContext, req: CollectRequest) -> Result<CollectResponse> {
         let container = self.containers.named(&req.id)?;
         let own = container.retention();
@@ -192,10 +190,7 @@ impl Sandbox for Control {
             age_ms: req.max_age_ms.or(own.age_ms),
             bytes: req.max_bytes.or(own.bytes),
         };
-        let done = turns(&container)?
-            .collect(limits)
-            .await
-            .map_err(|e| refuse(Code::FAILED_PRECONDITION, format!("{e:#}")))?;
+        let done = turns(&container)?.collect(limits).await.map_err(failed)?;
         let removed = done.removed.into_iter().map(|(turn, why)| Removed {
             turn: turn.0,
             why,

@@ -68,6 +68,14 @@ impl ProcessHalf {
         matches!(self, Self::Image(_))
     }
 
+    /// The same of processes that may have gone on since.
+    pub(crate) fn went_on(self) -> Self {
+        match self {
+            Self::Unchanged => Self::Ran("processes that went on until the freeze".into()),
+            other => other,
+        }
+    }
+
     /// Whether the processes have to stand still for it.
     pub(crate) fn needs_freeze(&self) -> bool {
         matches!(self, Self::Image(_) | Self::Ran(_))

@@ -25,22 +25,20 @@ impl DryRun {
         let init = container.processes.init()?.pid();
         let keep_alive = KeepAlive::for_command(init, container.bundle.args());
         let living = Set::of(&cgroup, keep_alive.as_ref())?;
-        Ok(match can_dump(container, &cgroup, init, Purpose::History) {
-            Ok(criu) => Self {
-                class: Class::Full,
-                reason: if living.is_empty() {
-                    "its init only holds it open: starting that again restores it".into()
-                } else {
-                    format!("CRIU {} is thought to hold its processes", criu.version)
-                },
-                obstacles: Vec::new(),
-                left_out: left_out(&cgroup, init),
-            },
-            Err(_) if living.is_empty() => Self {
+        if living.is_empty() {
+            return Ok(Self {
                 class: Class::Full,
                 reason: "its init only holds it open: starting that again restores it".into(),
                 obstacles: Vec::new(),
                 left_out: None,
+            });
+        }
+        Ok(match can_dump(container, &cgroup, init, Purpose::History) {
+            Ok(criu) => Self {
+                class: Class::Full,
+                reason: format!("CRIU {} is thought to hold its processes", criu.version),
+                obstacles: Vec::new(),
+                left_out: left_out(&Set::of(&cgroup, None)?, init),
             },
             Err(obstacles) => Self {
                 class: Class::Files,

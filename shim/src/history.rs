@@ -23,7 +23,7 @@ use crab_runtime::{
 };
 use crab_store::{
     Client, Digest, ImageLayers, Limits, Manifest, ObjectReader, RestoreRequest, SandboxMeta,
-    SandboxStore, SandboxWriter, Store, TmpfsImage,
+    SandboxStore, SandboxWriter, Store,
 };
 
 use crate::{
@@ -293,14 +293,13 @@ pub(crate) fn stage_processes(
     let mut image = reader.process_image(processes.digest)?;
     // What CRIU keeps of a tmpfs has no more than whole seconds of its times, and may be older
     // than the file image.
-    let tree_of = |tmpfs: &TmpfsImage| {
-        let mut trees = manifest.files.tmpfs.iter();
-        trees.find(|tree| tree.mount == tmpfs.mount)
-    };
     let ours: Vec<(PathBuf, Digest)> = image
         .tmpfs_images
         .iter()
-        .filter_map(|tmpfs| Some((dir.join(&tmpfs.image), tree_of(tmpfs)?.tree)))
+        .filter_map(|tmpfs| {
+            let tree = manifest.files.tmpfs_at(&tmpfs.mount)?;
+            Some((dir.join(&tmpfs.image), tree))
+        })
         .collect();
     image
         .files

@@ -22,6 +22,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use crab_runtime::{
+    criu::DESCRIPTORS,
     foreign,
     oci::inherited_fd,
     procs::{Set, descriptors},
@@ -81,8 +82,6 @@ pub(crate) fn shared_with(set: &Set, init: i32) -> Vec<SharedPipe> {
         .collect()
 }
 
-/// The runtime's list in an image directory.
-const DESCRIPTORS: &str = "descriptors.json";
 /// The largest list that is read, in bytes; a usual one has some hundred.
 const LIST_MAX: usize = 1 << 20;
 

@@ -71,6 +71,21 @@ pub(super) fn image(magic: u32, all: &[Vec<u8>]) -> Vec<u8> {
     image
 }
 
+/// Changes the messages of an image, but those of which nothing is given.
+pub(super) fn rewrite(
+    path: &Path,
+    magic: u32,
+    changed: impl Fn(&[u8]) -> Option<Vec<u8>>,
+) -> Result<(), ImageError> {
+    let mut all = records(path, magic)?;
+    for record in &mut all {
+        if let Some(changed) = changed(record) {
+            *record = changed;
+        }
+    }
+    write_records(path, magic, &all)
+}
+
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (head, rest) = bytes.split_at_checked(count)?;
     *bytes = rest;

@@ -18,9 +18,7 @@ use super::{
     exchange::{NET_NS_ID, name_netns},
     io_error,
     left_out::{LEFT_OUT, LeftOut},
-    records::{
-        Field, INVENTORY_MAGIC, field, put_bytes, put_number, records, without_field, write_records,
-    },
+    records::{INVENTORY_MAGIC, field, put_bytes, put_number, rewrite, without_field},
 };
 
 /// What the images of mount tables begin with.
@@ -70,39 +68,30 @@ impl Remainder {
 
 /// Takes our name out of a table of mounts.
 fn forget_name(path: &Path) -> Result<(), ImageError> {
-    let mut all = records(path, MOUNTS_MAGIC)?;
-    for record in &mut all {
-        let is_ours = field(record, EXT_KEY).and_then(Field::bytes) == Some(LEFT_OUT.as_bytes());
-        if is_ours && let Some(left) = without_field(record, EXT_KEY) {
-            *record = left;
-        }
-    }
-    write_records(path, MOUNTS_MAGIC, &all)
+    rewrite(path, MOUNTS_MAGIC, |mount| {
+        let name = field(mount, EXT_KEY)?.bytes()?;
+        (name == LEFT_OUT.as_bytes()).then(|| without_field(mount, EXT_KEY))?
+    })
 }
 
 /// Notes that CRIU was in another network namespace than the processes.
 fn leave_network(inventory: &Path) -> Result<(), ImageError> {
-    let mut all = records(inventory, INVENTORY_MAGIC)?;
-    for record in &mut all {
-        let Some(ids) = field(record, ROOT_IDS).and_then(Field::bytes) else {
-            continue;
-        };
-        let (ids, rest) = (
-            without_field(ids, NET_NS_ID),
-            without_field(record, ROOT_IDS),
-        );
-        if let (Some(mut ids), Some(mut rest)) = (ids, rest) {
-            put_number(&mut ids, NET_NS_ID, NOBODYS);
-            put_bytes(&mut rest, ROOT_IDS, &ids);
-            *record = rest;
-        }
-    }
-    write_records(inventory, INVENTORY_MAGIC, &all)
+    rewrite(inventory, INVENTORY_MAGIC, |entry| {
+        let ids = field(entry, ROOT_IDS)?.bytes()?;
+        let mut ids = without_field(ids, NET_NS_ID)?;
+        let mut rest = without_field(entry, ROOT_IDS)?;
+        put_number(&mut ids, NET_NS_ID, NOBODYS);
+        put_bytes(&mut rest, ROOT_IDS, &ids);
+        Some(rest)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::records::{Field, records, write_records},
+        *,
+    };
 
     fn mount(mountpoint: &str, ext_key: Option<&str>) -> Vec<u8> {
         let mut record = Vec::new();

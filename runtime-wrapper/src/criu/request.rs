@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// The list of what the init has had for its stdio from the start, in an image.
-pub(crate) const DESCRIPTORS: &str = "descriptors.json";
+pub const DESCRIPTORS: &str = "descriptors.json";
 /// Where CRIU is configured for runc, unless an annotation says otherwise.
 const CONFIG_FILE: &str = "/etc/criu/runc.conf";
 const CONFIG_ANNOTATION: &str = "org.criu.config";

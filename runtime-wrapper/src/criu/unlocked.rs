@@ -9,7 +9,7 @@ use std::{fs, path::Path};
 
 use super::{
     Criu, ImageError, io_error, parse_version,
-    records::{INVENTORY_MAGIC, put_number, records, without_field, write_records},
+    records::{INVENTORY_MAGIC, put_number, rewrite, without_field},
 };
 
 /// `inventory_entry.network_lock_method`.
@@ -34,19 +34,19 @@ pub fn lock_nothing(criu: &Criu, images: &Path) -> Result<(), ImageError> {
         }
     }
     let inventory = images.join("inventory.img");
-    let mut all = records(&inventory, INVENTORY_MAGIC)?;
-    for record in &mut all {
-        if let Some(mut rest) = without_field(record, LOCK_METHOD) {
-            put_number(&mut rest, LOCK_METHOD, SKIP);
-            *record = rest;
-        }
-    }
-    write_records(&inventory, INVENTORY_MAGIC, &all)
+    rewrite(&inventory, INVENTORY_MAGIC, |entry| {
+        let mut rest = without_field(entry, LOCK_METHOD)?;
+        put_number(&mut rest, LOCK_METHOD, SKIP);
+        Some(rest)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::records::field, *};
+    use super::{
+        super::records::{field, records, write_records},
+        *,
+    };
 
     #[test]
     fn only_without_connections_nothing_is_locked() {

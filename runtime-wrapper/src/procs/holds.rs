@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+use rustix::fs::FileType;
 
-use super::{Process, Set};
+use super::{Process, Set, read::look};
 
 impl Set {
     /// Whether a process maps a file shared and writable, or has an io_uring:
@@ -79,9 +79,7 @@ impl Set {
         for process in self.iter() {
             let fds = fs::read_dir(process.dir().join("fd"));
             for entry in fds.into_iter().flatten().flatten() {
-                // What the kernel knows by itself: a file system's server may be in the sandbox.
-                let flags = AtFlags::STATX_DONT_SYNC;
-                let Ok(stat) = statx(CWD, entry.path(), flags, StatxFlags::BASIC_STATS) else {
+                let Ok(stat) = look(&entry.path()) else {
                     continue;
                 };
                 let regular = FileType::from_raw_mode(stat.stx_mode.into()).is_file();
@@ -149,7 +147,7 @@ impl Set {
 /// What runc's process in a container calls itself (its nsexec.c).
 const RUNC_INIT: &str = "runc:[2:INIT]";
 
-const IO_URING: &[u8] = b"anon_inode:[io_uring]";
+pub(super) const IO_URING: &[u8] = b"anon_inode:[io_uring]";
 
 /// What the descriptors of a process lead to.
 pub(super) fn targets(process: &Process) -> impl Iterator<Item = PathBuf> + use<> {

@@ -147,10 +147,16 @@ impl Set {
             .processes()?
             .into_iter()
             .filter_map(read_process)
-            .filter(|process| !keep_alive.is_some_and(|rule| rule.covers(process)))
             .map(|process| ((process.pid, process.start), process))
             .collect();
-        Ok(Self { processes })
+        Ok(Self { processes }.without(keep_alive))
+    }
+
+    /// All but those that do not matter by this rule.
+    pub fn without(mut self, keep_alive: Option<&KeepAlive>) -> Self {
+        self.processes
+            .retain(|_, process| !keep_alive.is_some_and(|rule| rule.covers(process)));
+        self
     }
 
     /// Marks the processes for which `rule` gives one.
@@ -287,12 +293,7 @@ impl Process {
     /// Its id in the innermost pid namespace that it is in: the last one in `NSpid`
     /// (proc_pid_status(5)).
     pub fn inner_pid(&self) -> Option<u32> {
-        let status = fs::read(self.dir().join("status")).ok()?;
-        let line = status
-            .split(|byte| *byte == b'\n')
-            .find_map(|line| line.strip_prefix(b"NSpid:"))?;
-        let last = line.rsplit(u8::is_ascii_whitespace).next()?;
-        std::str::from_utf8(last).ok()?.parse().ok()
+        read::last_number(&fs::read(self.dir().join("status")).ok()?, "NSpid:")
     }
 
     /// By a signal or a tracer. While v1's freezer holds it, that is not to be seen.

@@ -4,12 +4,16 @@
 
 use std::{collections::BTreeSet, fs, os::unix::ffi::OsStrExt, path::Path};
 
-use super::{Process, Set, holds::targets};
+use super::{
+    Process, Set,
+    holds::{IO_URING, targets},
+    read::field,
+};
 
 /// Descriptors that CRIU cannot dump, by what they lead to (its `files.c`), and what a
 /// person calls them.
 const OPAQUE: [(&[u8], &str); 8] = [
-    (b"anon_inode:[io_uring]", "an io_uring"),
+    (IO_URING, "an io_uring"),
     (b"anon_inode:[userfaultfd]", "a userfaultfd"),
     (b"anon_inode:[perf_event]", "a performance counter"),
     (b"anon_inode:bpf-prog", "a BPF program"),
@@ -62,9 +66,7 @@ impl Set {
 /// `TracerPid` of proc_pid_status(5).
 fn tracer(process: &Process) -> Option<i32> {
     let status = fs::read(process.dir().join("status")).ok()?;
-    let mut lines = status.split(|byte| *byte == b'\n');
-    let tracer = lines.find_map(|line| line.strip_prefix(b"TracerPid:"))?;
-    std::str::from_utf8(tracer).ok()?.trim().parse().ok()
+    field(&status, "TracerPid:")?.parse().ok()
 }
 
 /// A dump interrupts system calls, and busybox's sleep does not sleep on.

@@ -17,7 +17,10 @@ use crab_store::{Digest, clip, command_line, escape};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
-use super::{Content, Process, Set, content::look};
+use super::{
+    Content, Process, Set,
+    read::{field, last_number, look},
+};
 use crate::foreign::read_start;
 
 /// How many descriptors of one process are noted.
@@ -142,24 +145,21 @@ impl Portraits {
                 "there are more than {MAX_PROCESSES} processes"
             )));
         }
-        let mut left = MAX_NAMES;
-        let mut processes: Vec<Portrait> = set
-            .iter()
-            .map(Portrait::of)
-            .collect::<io::Result<Vec<_>>>()?;
+        let portrait = |process| io::Result::Ok((Portrait::of(process)?, process));
+        let mut all: Vec<(Portrait, &Process)> =
+            set.iter().map(portrait).collect::<Result<_, _>>()?;
         // In an order that a restore keeps, by which what is shared is numbered.
-        processes.sort_unstable_by_key(|portrait| portrait.pid);
-        let dirs: HashMap<(i32, u64), &Process> =
-            set.iter().map(|it| ((it.pid, it.start), it)).collect();
-        for portrait in &mut processes {
-            if let Some(process) = dirs.get(&portrait.key)
-                && left > 0
-            {
+        all.sort_unstable_by_key(|(portrait, _)| portrait.pid);
+        let mut left = MAX_NAMES;
+        let mut processes = Vec::with_capacity(all.len());
+        for (mut portrait, process) in all {
+            if left > 0 {
                 let open = open(&process.dir(), &mut numbers)?;
                 let names = open.values().map(String::len).sum();
                 left = left.saturating_sub(names);
                 portrait.open = Some(open);
             }
+            processes.push(portrait);
         }
         Ok(Self {
             processes,
@@ -184,6 +184,11 @@ impl Portraits {
         }
     }
 
+    fn by_pid(&self) -> BTreeMap<u32, &Portrait> {
+        let all = self.processes.iter();
+        all.map(|portrait| (portrait.pid, portrait)).collect()
+    }
+
     /// How many processes there are.
     pub fn len(&self) -> usize {
         self.processes.len()
@@ -203,12 +208,7 @@ impl Portraits {
             (None, Some(why)) => MemoryVerdict::Unknown(why.clone()),
             (None, None) => MemoryVerdict::Same,
         };
-        let by_pid = |all: &Self| -> BTreeMap<u32, Portrait> {
-            let all = all.processes.iter();
-            all.map(|portrait| (portrait.pid, portrait.clone()))
-                .collect()
-        };
-        let (now, before) = (by_pid(self), by_pid(earlier));
+        let (now, before) = (self.by_pid(), earlier.by_pid());
         for (pid, portrait) in &now {
             let Some(before) = before.get(pid) else {
                 differences.push(portrait.differs(ProcessDifferenceKind::Added));
@@ -322,19 +322,6 @@ impl Portrait {
             .extend(gone.map(|(number, before)| format!("descriptor {number}: {before} -> none")));
         unlike
     }
-}
-
-/// The rest of a line of `/proc/<pid>/status`, with single blanks.
-fn field(status: &[u8], name: &str) -> Option<String> {
-    let mut lines = status.split(|byte| *byte == b'\n');
-    let line = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
-    let line = String::from_utf8_lossy(line);
-    Some(line.split_whitespace().collect::<Vec<_>>().join(" "))
-}
-
-/// The id in the innermost namespace.
-fn last_number(status: &[u8], name: &str) -> Option<u32> {
-    field(status, name)?.rsplit(' ').next()?.parse().ok()
 }
 
 /// In how many pid namespaces it is.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reading one process from `/proc`.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 
 use super::{Process, Thread};
 use crate::stat::{self, Stat};
@@ -48,6 +50,26 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
         threads,
         seat,
     })
+}
+
+/// The rest of a line of `/proc/<pid>/status`, with single blanks.
+pub(super) fn field(status: &[u8], name: &str) -> Option<String> {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
+    let line = String::from_utf8_lossy(line);
+    Some(line.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The id in the innermost namespace.
+pub(super) fn last_number(status: &[u8], name: &str) -> Option<u32> {
+    field(status, name)?.rsplit(' ').next()?.parse().ok()
+}
+
+/// What the kernel knows of a file by itself. A file system whose server is in the sandbox, and
+/// frozen, would have whoever asks it wait.
+pub(super) fn look(path: &Path) -> io::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+    Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted)?)
 }
 
 #[cfg(test)]

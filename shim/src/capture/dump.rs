@@ -100,8 +100,7 @@ pub(crate) fn can_dump(
 }
 
 /// What CRIU, which dumps the tree of the init, leaves out of an image, if anything.
-pub(crate) fn left_out(cgroup: &Cgroup, init: i32) -> Option<String> {
-    let all = Set::of(cgroup, None).ok()?;
+pub(crate) fn left_out(all: &Set, init: i32) -> Option<String> {
     let process = all.beside_init(init)?;
     Some(format!(
         "without process {} ({}): an exec that still runs is left out by CRIU",
@@ -114,11 +113,6 @@ impl Capture {
     pub(super) fn can_dump(&self) -> Result<Criu, String> {
         can_dump(&self.container, &self.cgroup, self.init, Purpose::History)
             .map_err(|mut obstacles| obstacles.swap_remove(0))
-    }
-
-    /// What an image lacks, if anything.
-    pub(super) fn left_out(&self) -> Option<String> {
-        left_out(&self.cgroup, self.init)
     }
 
     /// Gets a dump ready while the sandbox runs: what is known of it is in `set`, and
@@ -179,7 +173,8 @@ impl Capture {
     ) -> Result<Direct, SessionError> {
         let captured: Vec<PathBuf> = self.roots.iter().filter_map(|r| r.mount.clone()).collect();
         let left_out = criu::leave_out(self.init, &self.mount_table, &captured);
-        let no_connections = !is_connected(&self.cgroup, self.init);
+        let all = Set::of(&self.cgroup, None);
+        let no_connections = all.is_ok_and(|all| !is_connected(&all, self.init));
         let extent = Extent {
             left_out,
             no_connections,
@@ -190,7 +185,7 @@ impl Capture {
         Ok(Direct {
             begun,
             mount_table: self.mount_table.clone(),
-            cgroup: no_connections.then(|| self.cgroup.clone()),
+            no_connections,
         })
     }
 }
@@ -201,10 +196,8 @@ const NAMELESS_LIMIT: u32 = 256 << 20;
 
 /// Whether a process has a TCP connection, or another network namespace than the init; what
 /// is not known counts as one.
-fn is_connected(cgroup: &Cgroup, init: i32) -> bool {
-    Set::of(cgroup, None).map_or(true, |all| {
-        !all.shares_network(init) || all.connection().is_some()
-    })
+fn is_connected(all: &Set, init: i32) -> bool {
+    !all.shares_network(init) || all.connection().is_some()
 }
 
 /// A dump that is about to be made.
@@ -222,18 +215,13 @@ pub(super) struct Dump {
 struct Direct {
     begun: Begun,
     mount_table: Vec<u8>,
-    /// Where no connection was.
-    cgroup: Option<Cgroup>,
+    no_connections: bool,
 }
 
 impl Direct {
     /// Whether what CRIU was told still holds. The sandbox stands still.
-    fn holds(&self, init: i32) -> bool {
-        mount_table(init) == self.mount_table
-            && !self
-                .cgroup
-                .as_ref()
-                .is_some_and(|cgroup| is_connected(cgroup, init))
+    fn holds(&self, all: &Set, init: i32) -> bool {
+        mount_table(init) == self.mount_table && !(self.no_connections && is_connected(all, init))
     }
 }
 
@@ -250,11 +238,11 @@ impl Dump {
     }
 
     /// The same dump, through the runtime if what CRIU was told does not hold any more. The
-    /// sandbox is frozen.
-    pub(super) fn confirmed(mut self) -> Self {
+    /// sandbox is frozen, with `all` these processes.
+    pub(super) fn confirmed(mut self, all: &Set) -> Self {
         let direct = self.direct.take();
         let was_direct = direct.is_some();
-        self.direct = direct.filter(|direct| direct.holds(self.init));
+        self.direct = direct.filter(|direct| direct.holds(all, self.init));
         if was_direct && self.direct.is_none() {
             let reason = "mounts or connections are others than when it began";
             tracing::info!(reason, "CRIU is asked through the runtime");

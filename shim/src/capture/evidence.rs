@@ -24,7 +24,7 @@ use crab_runtime::{
 };
 
 use super::{Baseline, Capture};
-use crate::{still::Still, tracer::Attention};
+use crate::{decide::ProcessHalf, still::Still, tracer::Attention};
 
 /// For how long completed calls are counted: from before a freeze until it has taken
 /// hold, or from the end of one until the threads have settled.
@@ -52,6 +52,13 @@ impl Epoch {
             return false;
         }
         now.calls == before.calls
+    }
+}
+
+impl Epoch {
+    /// The same, where it may not be known.
+    pub(super) fn is_still(epoch: Option<&Self>, now: Option<&Effects>) -> bool {
+        matches!((epoch, now), (Some(epoch), Some(now)) if epoch.still_at(now))
     }
 }
 
@@ -88,10 +95,10 @@ impl Capture {
     /// The processes once all are back in these places, if nothing was done since the
     /// epoch.
     pub(super) fn settle(&self, places: &Places, epoch: Option<&Epoch>) -> Result<Option<Set>> {
-        let Some(epoch) = epoch else {
+        if epoch.is_none() {
             return Ok(None);
-        };
-        let went_on = || !self.effects_now().is_some_and(|now| epoch.still_at(&now));
+        }
+        let went_on = || !Epoch::is_still(epoch, self.effects_now().as_ref());
         let keep_alive = self.keep_alive();
         Ok(Set::settle(
             &self.cgroup,
@@ -101,6 +108,32 @@ impl Capture {
             SETTLE,
             went_on,
         )?)
+    }
+
+    /// Holds the sandbox still.
+    pub(super) fn freeze(&self) -> Result<(Still, Frozen)> {
+        let still = Still::stand_when_entered(self.container.clone());
+        let limit = self.container.config.runtime.freeze_timeout();
+        Ok((still, self.cgroup.freeze(limit)?))
+    }
+
+    /// Decides by what they hold on processes that `ran`, and tells what that is, if it could
+    /// be read. See [`Self::content`].
+    pub(super) fn by_content(
+        &self,
+        frozen: &Frozen,
+        before: &Set,
+        set: &Set,
+        ran: &str,
+    ) -> Result<(ProcessHalf, Option<Content>)> {
+        let baseline = self.known.baseline.as_ref();
+        let earlier = baseline.and_then(Baseline::content);
+        let now = self.content(frozen, before, set, earlier)?;
+        let half = match baseline {
+            Some(baseline) => baseline.compare(ran, &now),
+            None => ProcessHalf::Image(ran.into()),
+        };
+        Ok((half, now.ok()))
     }
 
     /// What the processes hold, which are frozen and were in these states `before`; or why it
@@ -180,15 +213,10 @@ impl Capture {
             self.known.baseline = Some(Baseline::new(set, rested, None));
             return Ok(Duration::ZERO);
         }
-        let still = Still::stand_when_entered(self.container.clone());
-        let frozen = self
-            .cgroup
-            .freeze(self.container.config.runtime.freeze_timeout())?;
+        let (still, frozen) = self.freeze()?;
         let now = self.processes()?;
         let content = self.content(&frozen, before, &now, held)?;
-        let at_rest = self.effects_now().is_some_and(|effects| {
-            rested.is_some() && epoch.is_some_and(|epoch| epoch.still_at(&effects))
-        });
+        let at_rest = rested.is_some() && Epoch::is_still(epoch, self.effects_now().as_ref());
         let is_as_held = match (&content, held) {
             (Ok(content), Some(held)) => content.since(held).is_none(),
             _ => false,

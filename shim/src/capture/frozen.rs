@@ -9,26 +9,18 @@ use std::{
 use anyhow::{Result, anyhow};
 use crab_runtime::{
     criu::Criu,
-    files::Staged,
     procs::{Content, Places, Portraits, Set},
 };
-use crab_store::{Class, Cost};
+use crab_store::Cost;
 
 use super::{
-    Baseline, Capture, StagedCheckpoint, StagedImage, StagedProcesses, Taken,
-    dump::{Dump, Dumped, entries},
+    Baseline, Capture, StagedImage, StagedProcesses, Taken,
+    dump::{Dump, Dumped, entries, left_out},
     evidence::Epoch,
     files_only, micros,
-    roots::Scans,
     take::{Look, by_held_file},
-    unobserved,
 };
-use crate::{
-    decide::{self, ProcessHalf},
-    pipes,
-    relevance::Verdict,
-    still::Still,
-};
+use crate::{decide::ProcessHalf, pipes};
 
 /// How far the process half has got.
 #[derive(Default)]
@@ -38,9 +30,6 @@ struct Half {
     image: Option<StagedImage>,
     degraded: Option<String>,
 }
-
-/// What a turn needs, by what changed in which files, and what was captured of them.
-type Files = (Class, Verdict, Vec<(usize, Staged)>);
 
 impl Capture {
     /// Finds out, once, whether there can be an image.
@@ -99,47 +88,32 @@ impl Capture {
         }
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
-        let still = Still::stand_when_entered(self.container.clone());
-        let limit = self.container.config.runtime.freeze_timeout();
-        let frozen = self.cgroup.freeze(limit)?;
-        let stopped = self.processes()?;
+        let (still, frozen) = self.freeze()?;
+        let all = Set::of(&self.cgroup, None)?;
+        let stopped = self.that_matter(all.clone());
         let mut base = None;
-        let mut scans = None;
+        let mut judged = None;
         if !look.half.needs_image() {
             if watched {
                 base = self.effects_now();
             }
             let moved = stopped.since(&set);
-            let rested = match (&running, &base) {
-                (Some(running), Some(now)) => running.still_at(now),
-                _ => false,
-            };
             if moved.started + moved.ended > 0 {
                 look.half = self.half(&stopped);
-            } else if !stopped.all_ignored() && !rested && look.half == ProcessHalf::Unchanged {
-                look.half = ProcessHalf::Ran("processes that went on until the freeze".into());
+            } else if !stopped.all_ignored() && !Epoch::is_still(running.as_ref(), base.as_ref()) {
+                look.half = look.half.went_on();
             }
         }
         let mut held = None;
         if let ProcessHalf::Ran(ran) = &look.half {
-            let earlier = self.known.baseline.as_ref().and_then(Baseline::content);
-            let now = self.content(&frozen, &set, &stopped, earlier)?;
-            look.half = match &self.known.baseline {
-                Some(before) => before.compare(ran, &now),
-                None => ProcessHalf::Image(ran.clone()),
-            };
-            held = now.ok();
+            (look.half, held) = self.by_content(&frozen, &set, &stopped, ran)?;
             self.known.woke_only = !look.half.needs_image();
         }
         if !look.half.needs_image() {
-            let found = self.scan(&stopped, look.reread)?;
-            let verdict = self.judge(&found, look.whole);
-            let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
-            // As without a freeze: what is passed over needs to fit nothing.
-            let in_use = (class != Class::None).then(|| self.held_change(&found, &stopped));
-            match in_use.flatten() {
+            let found = self.judged(&stopped, &look)?;
+            match self.held_change(&found, &stopped) {
                 Some(in_use) => look.half = by_held_file(&in_use),
-                None => scans = Some(found),
+                None => judged = Some(found),
             }
         }
         let image = look.half.needs_image();
@@ -150,22 +124,27 @@ impl Capture {
             // None was tried, whatever would have come of it.
             not_needed = std::mem::take(&mut half).dump;
         }
-        let dump = half.dump.take().map(Dump::confirmed);
+        let dump = half.dump.take().map(|dump| dump.confirmed(&all));
         let criu = dump.as_ref().map(|dump| dump.criu().version.clone());
         let beside = dump.as_ref().is_some_and(Dump::is_direct);
-        let (written, roots) = thread::scope(|scope| {
+        let mut files = || match judged.take() {
+            Some(judged) => self.files(judged),
+            None => self.judged(&stopped, &look).and_then(|it| self.files(it)),
+        };
+        let (written, files) = thread::scope(|scope| {
             let writing = dump.map(|dump| scope.spawn(|| dump.write()));
             if beside {
                 // CRIU looks at the processes, and this thread at the files.
-                let roots = self.files(scans, &stopped, &look);
-                (writing.map(|writing| writing.join()), roots)
+                let files = files();
+                (writing.map(|writing| writing.join()), files)
             } else {
                 let written = writing.map(|writing| writing.join());
-                (written, self.files(scans, &stopped, &look))
+                (written, files())
             }
         });
         if let Some((criu, written)) = criu.zip(written) {
             let written = written.unwrap_or_else(|_| Err(anyhow!("the dump broke off")));
+            half.degraded = left_out(&all, self.init);
             self.image(&mut half, criu, written, &stopped, &places);
         }
         if image {
@@ -173,8 +152,8 @@ impl Capture {
             // nothing of the sandbox can have run since.
             base = watched.then(|| self.effects_now()).flatten();
         }
-        let (class, verdict, roots) = roots?;
-        self.known.passed_over = class == Class::None && verdict.passed_over > 0;
+        let mut files = files?;
+        self.known.passed_over = files.passes_over();
         // CRIU leaves its traces there, too.
         self.known.objects = self.lasting.look(None).0;
         let last = self.processes()?;
@@ -187,7 +166,8 @@ impl Capture {
         if let Some(dump) = not_needed {
             dump.give_up();
         }
-        let effects = self.effects_of_turn(&look.half, &stopped, verdict.ignored, base.as_ref());
+        let ignored = std::mem::take(&mut files.verdict.ignored);
+        let effects = self.effects_of_turn(&look.half, &stopped, ignored, base.as_ref());
         // Nothing is started meanwhile: what that does would be taken for what they do.
         let again = self.record(&look.half, last, &places, thawed.as_ref(), held.as_ref())?;
         drop(still);
@@ -208,44 +188,13 @@ impl Capture {
             (_, Some(image)) => StagedProcesses::Image(Box::new(image)),
             (_, None) => StagedProcesses::None,
         };
-        Ok(Taken {
-            class,
-            reason: decide::reason(
-                &look.seen,
-                verdict.relevant,
-                verdict.passed_over,
-                &look.half,
-            ),
-            unobserved: unobserved(&look.seen),
-            degraded: half.degraded,
-            cost: Cost {
-                decide_us,
-                capture_us,
-                frozen_us: frozen_us + micros(again),
-                ..Cost::default()
-            },
-            files_changed: verdict.relevant as u64,
-            changed: verdict.changed,
-            effects,
-            staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
-        })
-    }
-
-    /// The file half: what changed, and what of it is captured.
-    fn files(&mut self, scans: Option<Scans>, set: &Set, look: &Look) -> Result<Files> {
-        let scans = match scans {
-            Some(scans) => scans,
-            None => self.scan(set, look.reread)?,
+        let cost = Cost {
+            decide_us,
+            capture_us,
+            frozen_us: frozen_us + micros(again),
+            ..Cost::default()
         };
-        let verdict = self.judge(&scans, look.whole);
-        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
-        let roots = if class == Class::None {
-            self.pass_over(scans);
-            Vec::new()
-        } else {
-            self.stage(scans)?
-        };
-        Ok((class, verdict, roots))
+        Ok(look.taken(files, effects, processes, half.degraded, cost))
     }
 
     /// Takes note of the image that CRIU has written, if it has.
@@ -259,7 +208,6 @@ impl Capture {
     ) {
         match written {
             Ok(dumped) => {
-                half.degraded = self.left_out();
                 let portraits = Portraits::of(set).inspect_err(|error| {
                     tracing::warn!(%error, "what the image holds cannot be compared later");
                 });

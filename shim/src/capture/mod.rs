@@ -146,9 +146,14 @@ impl Capture {
     }
 
     fn processes(&self) -> Result<Set> {
-        let mut set = Set::of(&self.cgroup, self.keep_alive())?;
+        Ok(self.that_matter(Set::of(&self.cgroup, None)?))
+    }
+
+    /// Those of all processes that need to be brought back, with the rules for them.
+    fn that_matter(&self, all: Set) -> Set {
+        let mut set = all.without(self.keep_alive());
         set.mark(|process| self.relevance.rule_for_process(process));
-        Ok(set)
+        set
     }
 
     /// The rule for processes that do not matter: starting them again brings back all that

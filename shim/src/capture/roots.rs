@@ -15,9 +15,9 @@ use crab_runtime::{
     overlay::OverlayMount,
     procs::Set,
 };
-use crab_store::{Digest, TmpfsImage, escape};
+use crab_store::{Class, Digest, FileImage, TmpfsImage, escape};
 
-use super::Capture;
+use super::{Capture, take::Judged};
 use crate::{
     relevance::{Relevance, Verdict},
     tracer::Watched,
@@ -70,6 +70,22 @@ impl Root {
             index: Index::default(),
             tree: None,
         })
+    }
+}
+
+impl Root {
+    /// Where it is mounted in the container; nothing for the root itself.
+    pub(super) fn mount_bytes(&self) -> Option<&[u8]> {
+        let mount = self.mount.as_deref()?;
+        Some(mount.as_os_str().as_encoded_bytes())
+    }
+
+    /// Its tree in an image; nothing if that has no such mount.
+    pub(super) fn tree_in(&self, files: &FileImage) -> Option<Digest> {
+        match self.mount_bytes() {
+            None => Some(files.upper),
+            Some(mount) => files.tmpfs_at(mount),
+        }
     }
 }
 
@@ -223,8 +239,15 @@ impl Capture {
 
     /// A changed or removed file that a process holds on to: CRIU compares them
     /// on restore, so that the older image would not fit the newer files.
-    pub(super) fn held_change(&self, scans: &Scans, set: &Set) -> Option<String> {
-        if set.is_empty() || !self.known.some_processes || scans.count() == 0 {
+    /// What is passed over needs to fit nothing: it is as the older image has it, in the older
+    /// file image.
+    pub(super) fn held_change(&self, judged: &Judged, set: &Set) -> Option<String> {
+        let Judged { scans, class, .. } = judged;
+        if *class == Class::None
+            || set.is_empty()
+            || !self.known.some_processes
+            || scans.count() == 0
+        {
             return None;
         }
         let held = set.references();
@@ -268,13 +291,7 @@ impl Capture {
     pub(crate) fn root_trees(&self) -> Vec<(Option<Vec<u8>>, Option<Digest>)> {
         self.roots
             .iter()
-            .map(|root| {
-                let mount = root.mount.as_deref();
-                (
-                    mount.map(|m| m.as_os_str().as_encoded_bytes().to_vec()),
-                    root.tree,
-                )
-            })
+            .map(|root| (root.mount_bytes().map(<[u8]>::to_vec), root.tree))
             .collect()
     }
 

@@ -45,9 +45,7 @@ impl Capture {
             before = self.processes()?;
         }
         let places = before.places();
-        let still = Still::stand_when_entered(self.container.clone());
-        let limit = self.container.config.runtime.freeze_timeout();
-        let frozen = self.cgroup.freeze(limit)?;
+        let (still, frozen) = self.freeze()?;
         Ok(Standing {
             now: self.processes()?,
             effects: self.effects_now(),
@@ -69,25 +67,20 @@ impl Capture {
         if moved.started + moved.ended > 0 {
             return Ok(Err(format!("processes: {moved}")));
         }
-        let ran = match self.half(&standing.before) {
-            ProcessHalf::Unchanged if standing.now.all_ignored() || standing.have_rested() => {
-                return Ok(Ok(()));
-            }
-            ProcessHalf::Unchanged => "processes that went on until the freeze".into(),
-            ProcessHalf::Ran(ran) => ran,
-            ProcessHalf::Gone(why) | ProcessHalf::Image(why) => return Ok(Err(why)),
-        };
-        let Some(baseline) = &self.known.baseline else {
-            return Ok(Err(ran));
-        };
-        let Standing {
-            frozen,
-            before,
-            now,
-            ..
-        } = standing;
-        let content = self.content(frozen, before, now, baseline.content())?;
-        Ok(match baseline.compare(&ran, &content) {
+        let mut half = self.half(&standing.before);
+        if !standing.now.all_ignored() && !standing.have_rested() {
+            half = half.went_on();
+        }
+        if let ProcessHalf::Ran(ran) = &half {
+            let Standing {
+                frozen,
+                before,
+                now,
+                ..
+            } = standing;
+            half = self.by_content(frozen, before, now, ran)?.0;
+        }
+        Ok(match half {
             ProcessHalf::Unchanged => Ok(()),
             ProcessHalf::Gone(why) | ProcessHalf::Ran(why) | ProcessHalf::Image(why) => Err(why),
         })
@@ -139,9 +132,6 @@ impl Capture {
 impl Standing {
     /// Whether nothing was completed from right before the freeze until it had taken hold.
     fn have_rested(&self) -> bool {
-        match (&self.running, &self.effects) {
-            (Some(running), Some(now)) => running.still_at(now),
-            _ => false,
-        }
+        Epoch::is_still(self.running.as_ref(), self.effects.as_ref())
     }
 }

@@ -5,11 +5,16 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use crab_api::tracer::Effects;
-use crab_runtime::procs::Set;
-use crab_store::{Class, Cost};
+use crab_runtime::{files::Staged, procs::Set};
+use crab_store::{Class, Cost, TurnEffects};
 
-use super::{Baseline, Capture, StagedCheckpoint, StagedProcesses, Taken, micros, unobserved};
-use crate::decide::{self, ProcessHalf, Seen};
+use super::{
+    Baseline, Capture, StagedCheckpoint, StagedProcesses, Taken, micros, roots::Scans, unobserved,
+};
+use crate::{
+    decide::{self, ProcessHalf, Seen},
+    relevance::Verdict,
+};
 
 /// What a look has found so far.
 pub(super) struct Look {
@@ -22,6 +27,20 @@ pub(super) struct Look {
     pub(super) whole: bool,
     /// The counters at its beginning.
     pub(super) epoch: Option<Effects>,
+}
+
+/// What the roots differ in, and what that calls for.
+pub(super) struct Judged {
+    pub(super) scans: Scans,
+    pub(super) verdict: Verdict,
+    pub(super) class: Class,
+}
+
+/// The same, and what was captured of it.
+pub(super) struct Files {
+    pub(super) verdict: Verdict,
+    pub(super) class: Class,
+    pub(super) roots: Vec<(usize, Staged)>,
 }
 
 /// Whether nothing that concerns files was counted in between.
@@ -129,37 +148,27 @@ impl Capture {
     /// Without a freeze; gives the look back when one is needed, as something moved
     /// meanwhile.
     fn take_running(&mut self, mut look: Look, set: &Set) -> Result<Result<Taken, Look>> {
-        let scans = self.scan(set, look.reread)?;
-        let verdict = self.judge(&scans, look.whole);
-        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
-        // What is captured has to fit the older process image; what is passed over is as
-        // that one has it, in the older file image.
-        if class != Class::None
-            && let Some(in_use) = self.held_change(&scans, set)
-        {
+        let judged = self.judged(set, &look)?;
+        if let Some(in_use) = self.held_change(&judged, set) {
             look.half = by_held_file(&in_use);
             return Ok(Err(look));
         }
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
-        let staged = if scans.torn {
-            None
-        } else if class == Class::None {
-            self.pass_over(scans);
-            Some(Vec::new())
-        } else {
-            Some(self.stage(scans)?)
+        let staged = match judged.scans.torn {
+            true => None,
+            false => Some(self.files(judged)?),
         };
         let after = self.effects().ok();
         let whole = same_epoch(look.epoch.as_ref(), after.as_ref());
-        let staged =
-            staged.filter(|staged| whole && staged.iter().all(|(_, s)| s.torn().is_empty()));
-        let Some(roots) = staged else {
+        let is_torn = |files: &Files| files.roots.iter().any(|(_, s)| !s.torn().is_empty());
+        let Some(mut files) = staged.filter(|files| whole && !is_torn(files)) else {
             return Ok(Err(look));
         };
-        let effects = self.effects_of_turn(&look.half, set, verdict.ignored, look.epoch.as_ref());
-        self.known.base = look.epoch;
-        self.known.passed_over = class == Class::None && verdict.passed_over > 0;
+        let ignored = std::mem::take(&mut files.verdict.ignored);
+        let effects = self.effects_of_turn(&look.half, set, ignored, look.epoch.as_ref());
+        self.known.base = look.epoch.take();
+        self.known.passed_over = files.passes_over();
         let processes = match &look.half {
             ProcessHalf::Gone(_) => {
                 self.known.baseline = Some(Baseline::untouched(set.clone()));
@@ -169,26 +178,85 @@ impl Capture {
             }
             _ => StagedProcesses::Kept,
         };
-        Ok(Ok(Taken {
+        let cost = Cost {
+            decide_us,
+            capture_us: micros(capture.elapsed()),
+            ..Cost::default()
+        };
+        Ok(Ok(look.taken(files, effects, processes, None, cost)))
+    }
+
+    /// Compares all roots, and judges what differs.
+    pub(super) fn judged(&self, set: &Set, look: &Look) -> Result<Judged> {
+        let scans = self.scan(set, look.reread)?;
+        let verdict = self.judge(&scans, look.whole);
+        let class = decide::class(verdict.relevant, verdict.passed_over, &look.half);
+        Ok(Judged {
+            scans,
+            verdict,
+            class,
+        })
+    }
+
+    /// Captures what changed, if that is called for.
+    pub(super) fn files(&mut self, judged: Judged) -> Result<Files> {
+        let Judged {
+            scans,
+            verdict,
+            class,
+        } = judged;
+        let roots = if class == Class::None {
+            self.pass_over(scans);
+            Vec::new()
+        } else {
+            self.stage(scans)?
+        };
+        Ok(Files {
+            verdict,
+            class,
+            roots,
+        })
+    }
+}
+
+impl Files {
+    /// Something has changed, and is left out.
+    pub(super) fn passes_over(&self) -> bool {
+        self.class == Class::None && self.verdict.passed_over > 0
+    }
+}
+
+impl Look {
+    /// What came out of it.
+    pub(super) fn taken(
+        &self,
+        files: Files,
+        effects: TurnEffects,
+        processes: StagedProcesses,
+        degraded: Option<String>,
+        cost: Cost,
+    ) -> Taken {
+        let Files {
+            verdict,
+            class,
+            roots,
+        } = files;
+        Taken {
             class,
             reason: decide::reason(
-                &look.seen,
+                &self.seen,
                 verdict.relevant,
                 verdict.passed_over,
-                &look.half,
+                &self.half,
             ),
-            unobserved: unobserved(&look.seen),
-            degraded: None,
-            cost: Cost {
-                decide_us,
-                capture_us: micros(capture.elapsed()),
-                ..Cost::default()
-            },
+            unobserved: unobserved(&self.seen),
+            degraded,
+            cost,
             files_changed: verdict.relevant as u64,
             changed: verdict.changed,
             effects,
             staged: (class != Class::None).then_some(StagedCheckpoint { roots, processes }),
-        }))
+        }
     }
 }
 

@@ -94,31 +94,18 @@ impl Capture {
     }
 
     pub(super) fn expected(&self, manifest: &Manifest, reader: &ObjectReader) -> Result<Expected> {
-        let bytes = |root: &super::Root| {
-            let mount = root.mount.as_deref();
-            mount.map(|mount| mount.as_os_str().as_encoded_bytes().to_vec())
-        };
         let mut mounts = Vec::new();
         let mut trees = Vec::with_capacity(self.roots.len());
         for root in &self.roots {
-            let digest = match bytes(root) {
-                None => Some(manifest.files.upper),
-                Some(mount) => {
-                    let tmpfs = manifest.files.tmpfs.iter().find(|it| it.mount == mount);
-                    if tmpfs.is_none() {
-                        mounts.push(MountDifference::Added(mount));
-                    }
-                    tmpfs.map(|tmpfs| tmpfs.tree)
-                }
-            };
+            let digest = root.tree_in(&manifest.files);
+            if let (None, Some(mount)) = (digest, root.mount_bytes()) {
+                mounts.push(MountDifference::Added(mount.to_vec()));
+            }
             trees.push(digest.map(|digest| reader.tree(digest)).transpose()?);
         }
         for tmpfs in &manifest.files.tmpfs {
-            if !self
-                .roots
-                .iter()
-                .any(|root| bytes(root).as_ref() == Some(&tmpfs.mount))
-            {
+            let mount = Some(tmpfs.mount.as_slice());
+            if self.roots.iter().all(|root| root.mount_bytes() != mount) {
                 mounts.push(MountDifference::Removed(tmpfs.mount.clone()));
             }
         }

@@ -95,13 +95,14 @@ impl Capture {
             false => None,
         };
         let standing = self.stand()?;
-        let suits = self.suits(&standing, target, &steps);
-        if let Ok(Err(_)) | Err(_) = &suits {
+        let unsuitable = match self.suits(&standing, target, &steps) {
+            Ok(Ok(())) => None,
+            Ok(Err(why)) => Some(Ok(Warm::Unsuitable(why))),
+            Err(error) => Some(Err(error)),
+        };
+        if let Some(answer) = unsuitable {
             self.go_on(standing, false)?;
-            return suits.map(|suits| match suits {
-                Err(why) => Warm::Unsuitable(why),
-                Ok(()) => Warm::Unsuitable(String::new()),
-            });
+            return answer;
         }
         let renewed = match self.change(&steps, reader) {
             Ok(renewed) => renewed,
@@ -152,16 +153,14 @@ impl Capture {
         let mut steps = Vec::with_capacity(self.roots.len());
         let (mut paths, mut bytes) = (0, 0);
         for root in &self.roots {
-            let (digest, view) = match &root.mount {
-                None => (target.files.upper, merged(rootfs, self.devices[0])?),
-                Some(mount) => {
-                    let mount = mount.as_os_str().as_encoded_bytes();
-                    let tmpfs = target.files.tmpfs.iter().find(|it| it.mount == mount);
-                    let Some(tmpfs) = tmpfs else {
-                        return Ok(Err(format!("{} is mounted anew", escape(mount))));
-                    };
-                    (tmpfs.tree, root.scanner.root().try_clone_to_owned()?)
-                }
+            let mount = root.mount_bytes();
+            let Some(digest) = root.tree_in(&target.files) else {
+                let mount = escape(mount.unwrap_or_default());
+                return Ok(Err(format!("{mount} is mounted anew")));
+            };
+            let view = match mount {
+                None => merged(rootfs, self.devices[0])?,
+                Some(_) => root.scanner.root().try_clone_to_owned()?,
             };
             let tree = reader.tree(digest)?;
             let plan = match Plan::of(&root.scanner, &root.index, &tree) {

@@ -247,16 +247,11 @@ impl Task {
     }
 
     pub(super) async fn checkpoint(&mut self) -> Result<Checkpointed> {
-        if let Err(reason) = &self.history {
-            bail!("{reason}");
-        }
+        self.history()?;
         let open = self.manual_open().context("the sandbox has not begun")?;
         let mut answer = self.boundary(open, Way::OnDemand).await?;
         let failed = self.finish_pending().await;
-        let history = match &self.history {
-            Ok(history) => history,
-            Err(reason) => bail!("{reason}"),
-        };
+        let history = self.history()?;
         match &history.version {
             Some(version) if answer.class == Class::None || version.turn == answer.turn => {
                 if version.turn == answer.turn && answer.class != Class::None {

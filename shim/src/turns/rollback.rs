@@ -20,9 +20,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result};
 use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
-use crab_store::{Class, Hold, JournalRecord, Manifest, RollbackRecord, SandboxStore, TurnId};
+use crab_store::{
+    Class, Hold, JournalRecord, Manifest, ObjectReader, RollbackRecord, SandboxStore, TurnId,
+};
 
 use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
 use crate::{
@@ -57,10 +59,7 @@ impl Task {
         let RollbackWish { turn, verify, cold } = wish;
         let start = Instant::now();
         self.finish_pending().await;
-        let store = match &self.history {
-            Ok(history) => history.writer.store().clone(),
-            Err(reason) => bail!("{reason}"),
-        };
+        let store = self.history()?.writer.store().clone();
         // Refused before anything is touched.
         let wanted = store.checkpoint_of(turn)?;
         // It is not removed until the journal says that it is the newest state.
@@ -69,10 +68,7 @@ impl Task {
         let now = self.secure().await?;
         let secured = start.elapsed();
         let manifest = store.checkpoint_of(turn)?;
-        let from = match &self.history {
-            Ok(history) => TurnId(history.next.0.saturating_sub(1)),
-            Err(reason) => bail!("{reason}"),
-        };
+        let from = TurnId(self.history()?.next.0.saturating_sub(1));
         let (checkpoint, processes) = (manifest.turn, manifest.processes.is_some());
         let mut verified = Ok(None);
         let tried = match cold {
@@ -188,10 +184,7 @@ impl Task {
 
     /// Keeps a checkpoint from being removed.
     fn hold(&self, checkpoint: TurnId) -> Result<Hold> {
-        match &self.history {
-            Ok(history) => Ok(history.writer.hold(checkpoint)?),
-            Err(reason) => bail!("{reason}"),
-        }
+        Ok(self.history()?.writer.hold(checkpoint)?)
     }
 
     /// Sees to it that the state of now is a checkpoint, and tells which. A turn
@@ -208,10 +201,7 @@ impl Task {
             .await
             .context("checkpoint the state of now")?;
         let failed = self.finish_pending().await;
-        let version = match &self.history {
-            Ok(history) => history.version.clone(),
-            Err(reason) => bail!("{reason}"),
-        };
+        let version = self.history()?.version.clone();
         version
             .filter(|version| taken.class == Class::None || version.turn == taken.turn)
             .with_context(|| {
@@ -231,17 +221,19 @@ impl Task {
         let container = self.container.clone();
         blocking(move || {
             let rootfs = container.bundle.rootfs();
-            let staged = |manifest: &Manifest, dir: &str| {
-                let dir = container.run_dir.join(dir);
-                stage_processes(&container, manifest, &store.reader(manifest)?, &dir)
+            let staged = |manifest: &Manifest, reader: &ObjectReader, dir: &str| {
+                stage_processes(&container, manifest, reader, &container.run_dir.join(dir))
             };
             fault::point(&container, "cold-stage")?;
             let (target, way_back) = thread::scope(|scope| {
                 // Both take as long as their processes hold memory.
-                let way_back = scope.spawn(|| staged(&now, "way-back-images"));
+                let way_back = scope.spawn(|| {
+                    let reader = store.reader(&now)?;
+                    staged(&now, &reader, "way-back-images")
+                });
                 let target = || {
-                    let images = staged(&manifest, "rollback-images")?;
                     let reader = store.reader(&manifest)?;
+                    let images = staged(&manifest, &reader, "rollback-images")?;
                     let overlay = OverlayMount::find(std::process::id(), rootfs)?;
                     let tree = reader.tree(manifest.files.upper)?;
                     let replacement = Replacement::build(&overlay, &tree, &reader)?;
@@ -377,10 +369,7 @@ impl Task {
         let rootfs = container.bundle.rootfs().to_path_buf();
         let overlay =
             blocking(move || Ok(OverlayMount::find(std::process::id(), &rootfs)?)).await?;
-        let writer = match &self.history {
-            Ok(history) => history.writer.clone(),
-            Err(reason) => bail!("{reason}"),
-        };
+        let writer = self.history()?.writer.clone();
         let capture = self
             .look_at(&writer, &overlay, Some(manifest), upper, fresh)
             .await?;

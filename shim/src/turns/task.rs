@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use crab_api::tracer::Effects;
 use crab_runtime::reaper::Exit;
 use crab_store::{
@@ -190,6 +190,11 @@ pub(super) struct Task {
 }
 
 impl Task {
+    /// What is written down; or why nothing is.
+    pub(super) fn history(&self) -> Result<&History> {
+        self.history.as_ref().map_err(|reason| anyhow!("{reason}"))
+    }
+
     pub(super) fn new(
         container: Arc<Container>,
         tracer: Arc<Tracer>,

@@ -12,10 +12,7 @@ impl Task {
     /// With the end of a turn, or with the newest checkpoint.
     pub(super) async fn verify(&mut self, turn: Option<TurnId>) -> Result<Verified> {
         self.finish_pending().await;
-        let history = match &self.history {
-            Ok(history) => history,
-            Err(reason) => bail!("{reason}"),
-        };
+        let history = self.history()?;
         let manifest = match (turn, &history.version) {
             (Some(turn), _) => history.writer.store().checkpoint_of(turn)?,
             (None, Some(version)) => version.clone(),
@@ -25,10 +22,7 @@ impl Task {
     }
 
     pub(super) async fn compare_with(&mut self, manifest: Manifest) -> Result<Verified> {
-        let reader = match &self.history {
-            Ok(history) => history.writer.store().reader(&manifest)?,
-            Err(reason) => bail!("{reason}"),
-        };
+        let reader = self.history()?.writer.store().reader(&manifest)?;
         let (checkpoint, degraded) = (manifest.turn, manifest.degraded.clone());
         let verification = self
             .with_capture(move |capture| capture.verify(&manifest, &reader))

@@ -27,7 +27,7 @@ use rustix::{
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
 };
 
-use super::{digests::Hash, look, objects::Objects};
+use super::{super::read::look, digests::Hash, objects::Objects};
 
 /// Why descriptors cannot be compared.
 #[derive(Debug)]

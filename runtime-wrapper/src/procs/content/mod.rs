@@ -35,7 +35,7 @@ use std::{
 };
 
 use crab_store::Digest;
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, makedev, statx};
+use rustix::fs::{Statx, makedev};
 use thiserror::Error;
 
 use self::{
@@ -257,13 +257,6 @@ impl Content {
             shared: objects.finish(),
         })
     }
-}
-
-/// What the kernel knows of a file by itself. A file system whose server is in the sandbox, and
-/// frozen, would have whoever asks it wait.
-pub(super) fn look(path: &Path) -> io::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
-    Ok(statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted)?)
 }
 
 fn device(stat: &Statx) -> u64 {

@@ -13,7 +13,7 @@ use std::{
 use crab_store::Digest;
 use rustix::fs::{FileType, MemfdFlags, SeekFrom, Statx, fstat, memfd_create, seek};
 
-use super::{areas::Area, digests::Hash, look, memory::Pages};
+use super::{super::read::look, areas::Area, digests::Hash, memory::Pages};
 
 /// How much is read at once.
 const PIECE: u64 = 256 << 10;

@@ -4,7 +4,7 @@
 
 use std::{fs, io, path::Path};
 
-use super::{digests::Hash, look};
+use super::{super::read::look, digests::Hash};
 
 /// Of `/proc/<pid>/status` (proc_pid_status(5)): what is no counter, no measure, and not
 /// the tracer's.
