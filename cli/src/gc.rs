@@ -172,32 +172,29 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
     };
     let left = |row: &Row| row.done.bytes_before.saturating_sub(row.done.bytes_freed);
     let mut over = rows.iter().map(left).sum::<u64>().saturating_sub(most);
-    // Those that are gone first, and of each kind the one that is longest unused.
-    let mut order: Vec<(bool, u64, usize)> = Vec::new();
-    for (number, row) in rows.iter().enumerate() {
-        let Ok(sandbox) = store.sandbox(&row.sandbox) else {
-            continue;
-        };
-        let is_live = Live::find(&context.config, &row.sandbox).await.is_ok();
-        let newest = sandbox.latest().ok().flatten();
-        order.push((
-            is_live,
-            newest.map_or(0, |manifest| manifest.created_ms),
-            number,
-        ));
+    if over == 0 {
+        return;
     }
-    order.sort_unstable();
-    for (_, _, number) in order {
-        if over == 0 {
-            return;
-        }
-        let row = &mut rows[number];
+    // Those that are gone first, and of each kind the one that is longest unused.
+    let mut order = Vec::new();
+    for (number, row) in rows.iter().enumerate() {
         if row.failed.is_some() {
             continue;
         }
         let Ok(sandbox) = store.sandbox(&row.sandbox) else {
             continue;
         };
+        let is_live = Live::find(&context.config, &row.sandbox).await.is_ok();
+        let newest = sandbox.latest().ok().flatten();
+        let newest = newest.map_or(0, |manifest| manifest.created_ms);
+        order.push(((is_live, newest, number), sandbox));
+    }
+    order.sort_unstable_by_key(|(key, _)| *key);
+    for ((_, _, number), sandbox) in order {
+        if over == 0 {
+            return;
+        }
+        let row = &mut rows[number];
         let mut limits = limits(context, &sandbox, said);
         let room = left(row).saturating_sub(over);
         limits.bytes = Some(limits.bytes.map_or(room, |bytes| bytes.min(room)));

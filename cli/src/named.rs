@@ -4,7 +4,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crab_store::{SandboxStore, TagName, TurnId};
+use crab_store::{SandboxId, SandboxStore, TagName, TurnId};
 
 use crate::{
     context::Context,
@@ -37,6 +37,16 @@ impl fmt::Display for TurnName {
     }
 }
 
+/// No turn of this sandbox has that name.
+pub(crate) fn unknown(what: String, id: &SandboxId) -> CliError {
+    CliError::new(
+        Code::NotFound,
+        what,
+        "no turn has that name",
+        format!("`crab tag {id}` lists the names"),
+    )
+}
+
 impl TurnName {
     /// The turn that is meant.
     pub(crate) fn of(&self, sandbox: &SandboxStore) -> Result<TurnId, CliError> {
@@ -48,12 +58,7 @@ impl TurnName {
         let what = format!("which turn {name} of {id}");
         match sandbox.tag(name) {
             Ok(Some(tag)) => Ok(tag.turn),
-            Ok(None) => Err(CliError::new(
-                Code::NotFound,
-                what,
-                "no turn has that name",
-                format!("`crab tag {id}` lists the names"),
-            )),
+            Ok(None) => Err(unknown(what, id)),
             Err(error) => Err(CliError::store(what, error.into())),
         }
     }

@@ -122,12 +122,9 @@ fn text(done: &RolledBack) -> String {
         took_us,
         ..
     } = &done.back;
-    let how = if done.warm {
-        "warm: files alone"
-    } else if *processes {
-        "cold: files and processes"
-    } else {
-        "cold: files, init started again"
+    let how = match done.warm {
+        true => "warm: files alone".to_owned(),
+        false => format!("cold: {}", with(*processes)),
     };
     let mut text = format!(
         "{sandbox} is back at turn {turn} (checkpoint {checkpoint}, {how}) after {}\n",

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::{
     context::Context,
-    error::{CliError, Code},
-    named::TurnName,
+    error::CliError,
+    named::{TurnName, unknown},
     output::{ago, now_ms, or_nothing, table},
 };
 
@@ -81,12 +81,7 @@ fn take(context: &Context, sandbox: &SandboxStore, name: TagName) -> Result<Stri
     match sandbox.delete_tag(&name) {
         Ok(true) => {}
         Ok(false) => {
-            return Err(CliError::new(
-                Code::NotFound,
-                what,
-                "no turn has that name",
-                format!("`crab tag {id}` lists the names"),
-            ));
+            return Err(unknown(what, id));
         }
         Err(error) => return Err(CliError::store(what, error.into())),
     }

@@ -24,7 +24,7 @@ use crate::{
     id::{PackId, SandboxId, TurnId},
     journal::{self, Soundness},
     locks,
-    manifest::Manifest,
+    manifest::{Manifest, packs_of},
     pack::{self, Location},
     reach,
     record::JournalRecord,
@@ -410,8 +410,7 @@ impl Look {
 
     /// The packs that a sound manifest names.
     pub(crate) fn named(&self) -> BTreeSet<PackId> {
-        let packs = self.manifests.iter().flat_map(|manifest| &manifest.packs);
-        packs.copied().collect()
+        packs_of(&self.manifests)
     }
 }
 

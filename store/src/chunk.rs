@@ -30,7 +30,7 @@ const BLOCK: usize = 4096;
 
 static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
-fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.len() <= CHUNK && bytes == &ZEROS[..bytes.len()]
 }
 

@@ -27,7 +27,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs::{self, File},
     sync::atomic::{AtomicBool, Ordering},
-    thread::sleep,
     time::Duration,
 };
 
@@ -42,11 +41,11 @@ use crate::{
     id::{PackId, TurnId},
     journal::Durability,
     lineage, locks,
-    manifest::Manifest,
+    manifest::{Manifest, packs_of},
     mark::Marks,
     pack::{self, Location},
     pack_file::PackFile,
-    record::{JournalRecord, MAX_REMOVED, RemovedRecord},
+    record::{JournalRecord, RemovedRecord},
     retention::{self, Candidate, Limits},
     sandbox::SandboxStore,
     writer::{Collecting, SandboxWriter, packs},
@@ -56,8 +55,9 @@ use crate::{
 const DEAD_SHARE: u64 = 50;
 /// The same where disk space is short.
 const DEAD_SHARE_SHORT: u64 = 10;
-/// How often, and for how long each time, readers are waited for.
-const PATIENCE: (u32, Duration) = (20, Duration::from_millis(10));
+/// For how long readers are waited for, and the pause between tries.
+const PATIENCE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What is to be removed.
 #[derive(Debug, Default)]
@@ -166,7 +166,7 @@ impl SandboxWriter {
     /// Removes the checkpoints that are not to be kept, and what no checkpoint needs.
     pub fn collect(&self, wanted: &Wanted<'_>) -> Result<Collected, CollectError> {
         let store = self.store();
-        let collecting = self.shared().collecting()?;
+        let collecting = self.shared().collecting();
         let bytes_before = bytes_on_disk(store)?;
         let mut wanted = Wanted {
             in_use: wanted.in_use.clone(),
@@ -242,12 +242,7 @@ impl SandboxWriter {
             by_reason.entry(why).or_default().push(*turn);
         }
         for (why, turns) in by_reason {
-            for turns in turns.chunks(MAX_REMOVED) {
-                let record = JournalRecord::Removed(RemovedRecord {
-                    at_ms,
-                    turns: turns.to_vec(),
-                    why: why.to_owned(),
-                });
+            for record in RemovedRecord::all(&turns, why, at_ms) {
                 match self.append(record, Durability::Lazy) {
                     // That is what the removal is going to change.
                     Err(WriteError::NoSpace(_)) => {}
@@ -378,7 +373,7 @@ fn sweep(
     published: impl Iterator<Item = PackId>,
     wanted: &Wanted<'_>,
 ) -> Result<Sweep, CollectError> {
-    let named: BTreeSet<PackId> = choice.kept.iter().flat_map(|m| &m.packs).copied().collect();
+    let named = packs_of(&choice.kept);
     let mut marks = Marks::new(store)?;
     for manifest in &choice.kept {
         wanted.go_on()?;
@@ -419,15 +414,11 @@ fn without_readers(
     store: &SandboxStore,
     done: &mut Collected,
 ) -> Result<Option<locks::Held>, CollectError> {
-    let (times, pause) = PATIENCE;
-    for _ in 0..times {
-        if let Some(held) = locks::sweeping(store)? {
-            return Ok(Some(held));
-        }
-        sleep(pause);
+    let held = locks::sweeping_within(store, PATIENCE, PAUSE)?;
+    if held.is_none() {
+        done.postponed = Some("a checkpoint is being read".to_owned());
     }
-    done.postponed = Some("a checkpoint is being read".to_owned());
-    Ok(None)
+    Ok(held)
 }
 
 fn remove_dead(

@@ -12,7 +12,7 @@
 //! nothing, and they end with their holder, however that dies. Nobody waits for a reader:
 //! what a reader keeps from being removed is left for the next time.
 
-use std::{fs::File, io::ErrorKind, path::Path};
+use std::{fs::File, io::ErrorKind, path::Path, thread::sleep, time::Duration};
 
 use rustix::{
     fs::{FlockOperation, flock},
@@ -51,4 +51,19 @@ pub(crate) fn reading(store: &SandboxStore) -> Result<Held, FileError> {
 /// The right to remove and replace packs; nothing if somebody reads.
 pub(crate) fn sweeping(store: &SandboxStore) -> Result<Option<Held>, FileError> {
     take(&store.packs_dir(), FlockOperation::NonBlockingLockExclusive)
+}
+
+/// The same for whoever has this patience with readers.
+pub(crate) fn sweeping_within(
+    store: &SandboxStore,
+    patience: Duration,
+    pause: Duration,
+) -> Result<Option<Held>, FileError> {
+    for _ in 0..patience.as_millis() / pause.as_millis() {
+        if let Some(held) = sweeping(store)? {
+            return Ok(Some(held));
+        }
+        sleep(pause);
+    }
+    Ok(None)
 }

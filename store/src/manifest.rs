@@ -2,6 +2,8 @@
 
 //! The small, self-contained record of one checkpoint.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -44,6 +46,12 @@ pub struct Manifest {
     pub bytes_stored: u64,
     /// What was given to the store, before dedup and compression.
     pub bytes_raw: u64,
+}
+
+/// The packs that these name.
+pub(crate) fn packs_of<'a>(manifests: impl IntoIterator<Item = &'a Manifest>) -> BTreeSet<PackId> {
+    let packs = manifests.into_iter().flat_map(|manifest| &manifest.packs);
+    packs.copied().collect()
 }
 
 /// Where a process image is.

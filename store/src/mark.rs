@@ -9,7 +9,7 @@ use crate::{
     error::ReadError,
     manifest::Manifest,
     pack,
-    reach::{self, Half, Root},
+    reach::{self, Root},
     reader::ObjectReader,
     sandbox::SandboxStore,
 };
@@ -52,10 +52,10 @@ impl Marks {
             if !self.followed.insert(root) {
                 continue;
             }
-            let bytes = match root.half() {
-                Half::Files => &mut added.files,
-                Half::Processes => &mut added.processes,
-                Half::Spec => &mut added.rest,
+            let bytes = match root {
+                Root::Tree(_) => &mut added.files,
+                Root::Image(_) => &mut added.processes,
+                Root::Spec(_) => &mut added.rest,
             };
             let (reader, live) = (&self.reader, &mut self.live);
             root.follow(

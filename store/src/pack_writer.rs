@@ -79,7 +79,7 @@ pub struct PackWriter {
 
 impl PackWriter {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, WriteError> {
-        shared.load_index()?;
+        shared.load_index();
         Ok(Self {
             borrower: shared.borrower(),
             shared,
@@ -108,6 +108,11 @@ impl PackWriter {
 
     /// Stores an object, unless the sandbox has it.
     pub fn put(&mut self, bytes: &[u8]) -> Result<Digest, WriteError> {
+        self.put_as(Digest::of(bytes), bytes)
+    }
+
+    /// The same of bytes whose digest is known.
+    pub(crate) fn put_as(&mut self, digest: Digest, bytes: &[u8]) -> Result<Digest, WriteError> {
         if self.given_up {
             return Err(WriteError::GivenUp);
         }
@@ -118,7 +123,6 @@ impl PackWriter {
                 limit: MAX_OBJECT as u64,
             });
         }
-        let digest = Digest::of(bytes);
         self.raw += bytes.len() as u64;
         if self.own.contains_key(&digest) || self.borrow(&digest).is_some() {
             return Ok(digest);

@@ -18,6 +18,7 @@
 use std::{collections::HashMap, fs::File, io, os::unix::fs::FileExt};
 
 use crate::{
+    chunk::is_zero,
     digest::Digest,
     error::{ReadError, WriteError},
     image::ImageFile,
@@ -80,17 +81,18 @@ impl PackWriter {
                 .ok_or_else(|| WriteError::Source(io::Error::other("a window is too long")))?;
             file.read_exact_at(bytes, window.offset)
                 .map_err(WriteError::Source)?;
-            if bytes.iter().all(|byte| *byte == 0) {
+            if is_zero(bytes) {
                 continue;
             }
+            let digest = Digest::of(bytes);
             let before = earlier.get(&window.address).copied();
-            let digest = match before {
+            let over = match before.filter(|before| *before != digest) {
                 Some(before) => self.over(before, bytes, window.offset, &mut pages.changes)?,
                 None => None,
             };
-            let digest = match digest {
-                Some(digest) => digest,
-                None => self.put(bytes)?,
+            let digest = match over {
+                Some(before) => before,
+                None => self.put_as(digest, bytes)?,
             };
             pages.windows.push(Segment {
                 offset: window.offset,
@@ -101,8 +103,8 @@ impl PackWriter {
         Ok(pages)
     }
 
-    /// Stores only the pages by which `bytes` differ from an earlier object, if they are
-    /// not too many: then that object serves for the rest.
+    /// Stores only the pages by which `bytes` differ from an earlier object, which is another, if
+    /// they are not too many: then that object serves for the rest.
     fn over(
         &mut self,
         before: Digest,
@@ -110,9 +112,6 @@ impl PackWriter {
         offset: u64,
         changes: &mut Vec<Segment>,
     ) -> Result<Option<Digest>, WriteError> {
-        if Digest::of(bytes) == before {
-            return Ok(Some(self.put(bytes)?));
-        }
         // One that cannot be read is of no use here.
         let Ok(old) = self.get(before) else {
             return Ok(None);

@@ -8,17 +8,6 @@ use crate::{
     digest::Digest, error::ReadError, image::ProcessImage, manifest::Manifest, object, tree::Tree,
 };
 
-/// Which half of a checkpoint an object belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Half {
-    /// The files.
-    Files,
-    /// The processes.
-    Processes,
-    /// Neither: what the container was made with.
-    Spec,
-}
-
 /// An object that a manifest names. What it is made of follows from its digest alone, so
 /// that one which was followed once need not be again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,14 +21,6 @@ pub(crate) enum Root {
 }
 
 impl Root {
-    pub(crate) fn half(self) -> Half {
-        match self {
-            Self::Tree(_) => Half::Files,
-            Self::Image(_) => Half::Processes,
-            Self::Spec(_) => Half::Spec,
-        }
-    }
-
     /// Names every object that it is made of, itself included. `get` reads one.
     pub(crate) fn follow(
         self,

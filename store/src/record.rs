@@ -33,7 +33,7 @@ pub const MAX_META_VALUE: usize = 1024;
 /// Longest reason kept, in bytes.
 pub const MAX_REASON: usize = 1024;
 /// Most checkpoints that one record says are removed.
-pub(crate) const MAX_REMOVED: usize = 4096;
+const MAX_REMOVED: usize = 4096;
 
 /// One record of a sandbox's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +300,23 @@ pub struct RemovedRecord {
     pub turns: Vec<TurnId>,
     /// What asked for it, in one line.
     pub why: String,
+}
+
+impl RemovedRecord {
+    /// As many records as it takes to say that all these were removed.
+    pub(crate) fn all<'a>(
+        turns: &'a [TurnId],
+        why: &'a str,
+        at_ms: u64,
+    ) -> impl Iterator<Item = JournalRecord> + 'a {
+        turns.chunks(MAX_REMOVED).map(move |turns| {
+            JournalRecord::Removed(Self {
+                at_ms,
+                turns: turns.to_vec(),
+                why: why.to_owned(),
+            })
+        })
+    }
 }
 
 /// The words of a command as one line that a shell would take, at most

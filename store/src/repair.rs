@@ -21,7 +21,6 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
-    thread::sleep,
     time::Duration,
 };
 
@@ -32,12 +31,13 @@ use crate::{
     digest::Digest,
     durable,
     error::{FileError, OpenError, ReadError},
-    id::{PackId, TurnId},
+    id::TurnId,
     journal::{self, JournalWriter},
     locks,
+    manifest::packs_of,
     pack::{self, Location},
     pack_file::PackFile,
-    record::{JournalRecord, MAX_REMOVED, RemovedRecord},
+    record::RemovedRecord,
     sandbox::SandboxStore,
     store::Store,
     writer::{self, packs},
@@ -90,9 +90,14 @@ impl Store {
         let look = look_again(sandbox, look)?;
         repair.promises(&look.checked)?;
         repair.journal(&look, &lost, now_ms)?;
+        // Nothing was changed where nothing was wrong.
+        let now = match found.is_whole() {
+            true => found.clone(),
+            false => self::look(sandbox, progress)?.checked,
+        };
         Ok(Repaired {
             found,
-            now: self::look(sandbox, progress)?.checked,
+            now,
             aside: repair.aside,
             lost,
         })
@@ -111,13 +116,8 @@ fn look(store: &SandboxStore, progress: &mut dyn FnMut(u64, u64)) -> Result<Look
 /// The right to change packs. Whoever looks at them takes a lock of its own, so this is held
 /// for no look.
 fn without_readers(store: &SandboxStore) -> Result<locks::Held, OpenError> {
-    for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
-        if let Some(held) = locks::sweeping(store)? {
-            return Ok(held);
-        }
-        sleep(PAUSE);
-    }
-    Err(OpenError::Locked(store.id().clone()))
+    let held = locks::sweeping_within(store, PATIENCE, PAUSE)?;
+    held.ok_or_else(|| OpenError::Locked(store.id().clone()))
 }
 
 /// The same again, unless nothing was changed.
@@ -222,7 +222,7 @@ impl Repair<'_> {
         // First the packs: one without a manifest would be taken for a leftover by the next
         // writer, and removed.
         let kept = look.manifests.iter().filter(|m| !lost.contains(&m.turn));
-        let needed: BTreeSet<PackId> = kept.flat_map(|m| &m.packs).copied().collect();
+        let needed = packs_of(kept);
         for pack in packs(self.store)? {
             if !needed.contains(&pack) {
                 self.put_aside(&self.store.pack_path(pack))?;
@@ -272,12 +272,8 @@ impl Repair<'_> {
         }
         let mut writer = JournalWriter::open(&path)?;
         let turns: Vec<TurnId> = lost.iter().copied().collect();
-        for turns in turns.chunks(MAX_REMOVED) {
-            let record = JournalRecord::Removed(RemovedRecord {
-                at_ms: now_ms,
-                turns: turns.to_vec(),
-                why: "it was damaged, and put aside by crab fsck".to_owned(),
-            });
+        let why = "it was damaged, and put aside by crab fsck";
+        for record in RemovedRecord::all(&turns, why, now_ms) {
             // The journal tells it to people; what is left is whole without.
             if writer.append(record, journal::Durability::Synced).is_err() {
                 break;

@@ -33,7 +33,7 @@ use crate::{
     id::{PackId, SandboxId, TurnId},
     journal::{Durability, JournalWriter},
     locks,
-    manifest::Manifest,
+    manifest::{Manifest, packs_of},
     pack::{self, Index, Location},
     pack_writer::PackWriter,
     record::JournalRecord,
@@ -62,6 +62,8 @@ pub(crate) struct Shared {
 /// The objects of all published packs.
 #[derive(Default)]
 struct Objects {
+    /// The packs that sound manifests name, as long as there is no index.
+    named: BTreeSet<PackId>,
     /// Where they are; read when first needed.
     index: Option<Index>,
     /// The published packs that are in the index.
@@ -180,19 +182,16 @@ impl Shared {
         Ok(durable)
     }
 
-    pub(crate) fn load_index(&self) -> Result<(), ReadError> {
+    pub(crate) fn load_index(&self) {
         let mut objects = held(&self.objects);
         if objects.index.is_some() {
-            return Ok(());
+            return;
         }
         // What no manifest names may have been left by who was killed before it was on the
         // disk, and stays for as long as somebody reads. What a damaged one names, nobody
         // knows.
-        let manifests = self.store.manifests()?.into_iter();
-        let named = manifests.filter_map(|(_, manifest)| manifest.ok());
-        let named: BTreeSet<PackId> = named.flat_map(|manifest| manifest.packs).collect();
         let mut loaded = Index::default();
-        for pack in named {
+        for pack in std::mem::take(&mut objects.named) {
             // One that is not sound holds nothing that may be relied on; what
             // was in it is stored anew.
             if let Ok(found) = pack::read_index(&self.store.pack_path(pack)) {
@@ -201,7 +200,6 @@ impl Shared {
             }
         }
         objects.index = Some(loaded);
-        Ok(())
     }
 
     pub(crate) fn borrower(self: &Arc<Self>) -> Borrower {
@@ -236,16 +234,16 @@ impl Shared {
     }
 
     /// Begins to remove; waits for a removal that is under way.
-    pub(crate) fn collecting(&self) -> Result<Collecting<'_>, ReadError> {
+    pub(crate) fn collecting(&self) -> Collecting<'_> {
         let alone = held(&self.collecting);
-        self.load_index()?;
+        self.load_index();
         let mut objects = held(&self.objects);
         objects.lasting = Some(HashSet::new());
-        Ok(Collecting {
+        Collecting {
             shared: self,
             _alone: alone,
             packs: objects.packs.clone(),
-        })
+        }
     }
 
     /// The checkpoints that are in use here.
@@ -268,12 +266,15 @@ impl SandboxWriter {
             durable::remove_temporaries(&dir)?;
         }
         durable::remove_temporaries(store.dir())?;
-        remove_unpublished(&store)?;
+        let named = remove_unpublished(&store)?;
         let journal = JournalWriter::open(&store.journal_path())?;
         Ok(Self {
             shared: Arc::new(Shared {
                 store,
-                objects: Mutex::default(),
+                objects: Mutex::new(Objects {
+                    named,
+                    ..Objects::default()
+                }),
                 held: Mutex::default(),
                 collecting: Mutex::default(),
                 publishing: Mutex::new(false),
@@ -358,27 +359,29 @@ pub(crate) fn packs(store: &SandboxStore) -> Result<Vec<PackId>, FileError> {
     Ok(names.iter().filter_map(pack).collect())
 }
 
-/// Removes the packs that no manifest names.
-fn remove_unpublished(store: &SandboxStore) -> Result<(), OpenError> {
+/// Removes the packs that no manifest names. Gives those that sound ones name.
+fn remove_unpublished(store: &SandboxStore) -> Result<BTreeSet<PackId>, OpenError> {
     let packs = packs(store)?;
     if packs.is_empty() {
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
-    let manifests = store.manifests()?.into_iter();
-    let manifests: Result<Vec<Manifest>, _> = manifests.map(|(_, manifest)| manifest).collect();
+    let manifests = store.manifests()?;
+    let all = manifests.len();
+    let manifests = manifests.into_iter().filter_map(|(_, it)| it.ok());
+    let manifests: Vec<Manifest> = manifests.collect();
+    let named = packs_of(&manifests);
     // Which packs a damaged manifest names is not known, so all stay.
-    let Ok(manifests) = manifests else {
-        return Ok(());
-    };
+    if manifests.len() < all {
+        return Ok(named);
+    }
     // Somebody may still read what was removed under him: then they go the next time.
     let Some(_alone) = locks::sweeping(store)? else {
-        return Ok(());
+        return Ok(named);
     };
-    let named: BTreeSet<PackId> = manifests.into_iter().flat_map(|m| m.packs).collect();
     for pack in packs.iter().filter(|pack| !named.contains(pack)) {
         durable::remove(&store.pack_path(*pack))?;
     }
-    Ok(())
+    Ok(named)
 }
 
 /// Removes a sandbox's whole history, if nobody writes to it.
