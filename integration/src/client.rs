@@ -3,6 +3,7 @@
 //! The two clients that start containers: `ctr` and `docker`.
 
 use std::{
+    path::Path,
     process,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -104,6 +105,18 @@ impl RunOptions {
     pub fn flags<S: Into<String>>(mut self, flags: impl IntoIterator<Item = S>) -> Self {
         self.flags.extend(flags.into_iter().map(Into::into));
         self
+    }
+
+    /// A directory of the host's, to be seen in it at this path.
+    pub fn bind(self, client: Client, host: &Path, at: &str) -> Self {
+        let host = host.display();
+        match client {
+            Client::Ctr { .. } => self.flags([
+                "--mount".to_owned(),
+                format!("type=bind,src={host},dst={at},options=rbind:rw"),
+            ]),
+            Client::Docker => self.flags(["-v".to_owned(), format!("{host}:{at}")]),
+        }
     }
 
     /// A variable of its environment.

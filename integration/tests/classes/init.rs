@@ -5,7 +5,7 @@
 use std::fs;
 
 use anyhow::Result;
-use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Testbed, poll, sleeper};
+use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, Testbed, poll, sleeper};
 use crab_store::Class;
 
 use crate::LIMIT;
@@ -37,6 +37,69 @@ fn an_init_that_works_is_a_process_like_any_other() -> Result<()> {
         crab.turn_of(&sandbox, Class::Processes, counts)?;
         crab.turn_of(&sandbox, Class::None, "true")?;
         crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+    }
+    Ok(())
+}
+
+/// Counts what it is told, under a name that promises nothing of the kind.
+const SLEEPER_THAT_COUNTS: &str = "#include <signal.h>
+#include <unistd.h>
+static volatile int told;
+static void count(int signal) { told++; }
+int main(void) {
+    signal(SIGUSR1, count);
+    for (;;) pause();
+}";
+
+#[test]
+fn an_init_that_is_only_called_sleep_is_not_taken_for_one() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let shared = tempfile::tempdir()?;
+    for client in testbed.clients() {
+        let options = || RunOptions::new().bind(client, shared.path(), "/shared");
+        let maker = client.run(DEBIAN, options())?;
+        let make = format!("cat >/shared/sleep.c <<'C'\n{SLEEPER_THAT_COUNTS}\nC\n");
+        maker.sh_ok(&format!("{make}gcc -O1 -o /shared/sleep /shared/sleep.c"))?;
+
+        let sandbox = client.run(DEBIAN, options().args(["/shared/sleep", "900"]))?;
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        let tell = "kill -USR1 1; until grep -q '^34 ' /proc/1/syscall; do :; done";
+        let told = crab.turn_of(&sandbox, Class::Processes, tell)?;
+        let reason = &told.record.reason;
+        assert!(
+            reason.contains("more than hold the container open"),
+            "{reason}"
+        );
+        assert_eq!(told.record.degraded, None);
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+        // What the image holds of it is not forgotten when that comes back.
+        let restored = crab.rollback(&sandbox, told.record.turn.0)?;
+        assert_eq!(restored["processes"], true, "{restored}");
+        crab.turn_of(&sandbox, Class::None, "true")?;
+        crab.turn_of(&sandbox, Class::Processes, tell)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_init_that_wakes_up_and_goes_on_waiting_needs_no_image() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    // Which tail looks each second at what it follows, and so does its init.
+    let follow = ["tail", "-f", "/dev/null"];
+    for client in testbed.clients() {
+        let mut options = RunOptions::new().args(follow);
+        if client == Client::Docker {
+            options = options.flags(["--init"]);
+        }
+        let sandbox = client.run(DEBIAN, options)?;
+        crab.turn_of(&sandbox, Class::None, "sleep 1.1")?;
+        // A dump breaks off what it waits in.
+        crab.turn_of(&sandbox, Class::Processes, &sleeper(1000))?;
+        crab.turn_of(&sandbox, Class::None, "sleep 1.1")?;
+        crab.turn_of(&sandbox, Class::None, "true")?;
     }
     Ok(())
 }

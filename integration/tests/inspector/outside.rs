@@ -2,7 +2,7 @@
 
 //! What comes from outside of the sandbox's processes, between turns: it belongs to the next.
 
-use std::{fs, path::PathBuf};
+use std::fs;
 
 use anyhow::{Context, Result};
 use crab_integration::{BUSYBOX, Census, Client, RunOptions, Testbed, Tool, proof::Life};
@@ -10,40 +10,19 @@ use crab_store::Class;
 
 use crate::turn_of;
 
-/// A directory of the host, removed when dropped.
-pub(crate) struct Directory(pub(crate) PathBuf);
-
-impl Directory {
-    pub(crate) fn new(name: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("crab-{name}-{}", std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("make {}", path.display()))?;
-        Ok(Self(path))
-    }
-
-    pub(crate) fn text(&self) -> String {
-        self.0.display().to_string()
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn what_docker_copies_in_is_seen_and_what_it_copies_out_is_nothing() -> Result<()> {
     let testbed = Testbed::here()?;
     let docker = testbed.docker();
-    let host = Directory::new("copied")?;
-    fs::create_dir(host.0.join("tree"))?;
-    fs::write(host.0.join("tree/file"), "from the host")?;
+    let host = tempfile::tempdir()?;
+    fs::create_dir(host.path().join("tree"))?;
+    fs::write(host.path().join("tree/file"), "from the host")?;
     let mut life = Life::begin(docker, RunOptions::new())?;
     let copy = |from: String, to: String| docker.tool(["cp", &from, &to]).run()?.ok();
     let name = life.sandbox().name().to_owned();
     let inside = |path: &str| format!("{name}:{path}");
     turn_of(&mut life, Class::None, "nothing")?;
-    let tree = host.0.join("tree").display().to_string();
+    let tree = host.path().join("tree").display().to_string();
     for (from, to) in [
         // A new directory, a file in place of another, and one in memory.
         (tree.clone(), "/root/tree"),
@@ -54,9 +33,12 @@ fn what_docker_copies_in_is_seen_and_what_it_copies_out_is_nothing() -> Result<(
         turn_of(&mut life, Class::Files, "nothing")?;
         turn_of(&mut life, Class::None, "nothing")?;
     }
-    copy(inside("/root/tree"), host.text() + "/back")?;
+    copy(
+        inside("/root/tree"),
+        host.path().display().to_string() + "/back",
+    )?;
     turn_of(&mut life, Class::None, "nothing")?;
-    assert_eq!(fs::read(host.0.join("back/file"))?, b"from the host");
+    assert_eq!(fs::read(host.path().join("back/file"))?, b"from the host");
     Ok(())
 }
 
@@ -67,12 +49,12 @@ fn what_nerdctl_copies_in_is_seen() -> Result<()> {
         return Ok(());
     };
     let crab = testbed.crab();
-    let host = Directory::new("copied-by-nerdctl")?;
-    fs::write(host.0.join("file"), "from the host")?;
+    let host = tempfile::tempdir()?;
+    fs::write(host.path().join("file"), "from the host")?;
     let container = nerdctl.run(BUSYBOX, RunOptions::new().flags(["--network", "none"]))?;
     let sandbox = container.sandbox();
     crab.turn_of(sandbox, Class::None, "true")?;
-    let from = host.text() + "/file";
+    let from = host.path().display().to_string() + "/file";
     // Another text each time: the same one again within a second, and nothing has changed.
     for (text, to) in [
         ("first", "/root/new"),

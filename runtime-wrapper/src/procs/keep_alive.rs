@@ -1,9 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rule for inits that only hold their container open.
+//!
+//! Which one does is told by its command, and from then on by evidence: once it has come to rest
+//! after its start, nothing in it may change. It is looked at again only when it has run.
+//!
+//! ```text
+//! tini -- tail -f /dev/null
+//! \__/    \_______________/
+//!   |            holds what it held: memory, registers, descriptors
+//!   wakes up each second, and is the same program with the same shape
+//! ```
 
-use std::path::Path;
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use super::{Process, read::read_process};
+use crab_store::Digest;
+
+use super::{Content, Process, Set, content::shape, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};
 
 /// An init that only holds its container open.
@@ -12,7 +28,27 @@ pub struct KeepAlive {
     /// The init's pid.
     pub init: i32,
     args: Vec<String>,
+    /// Nothing if it was not seen at rest.
+    evidence: Option<Evidence>,
 }
+
+/// How what holds a container open was found when it had come to rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Evidence {
+    /// The same processes at the newest look.
+    seen: Set,
+    /// After its start.
+    first: Content,
+    /// After what was done to it last.
+    content: Content,
+    /// Of a minimal init that has the command as its child.
+    shape: Option<Digest>,
+}
+
+/// How much may have to be read, in bytes: far more than there is in anything that only waits.
+const MAX_HELD: u64 = 16 << 20;
+/// For how long what was woken may take to be at rest again.
+const REST: Duration = Duration::from_secs(2);
 
 impl KeepAlive {
     /// The rule for an init started with these arguments (of the container's
@@ -21,6 +57,96 @@ impl KeepAlive {
         only_holds_open(args).then(|| Self {
             init,
             args: args.to_vec(),
+            evidence: None,
+        })
+    }
+
+    /// Takes them as they are once they are at rest: after their start, or after
+    /// something has been done to them that changes what they hold, such as a dump by CRIU.
+    ///
+    /// # Errors
+    /// Why they do not, or cannot be looked at. They are not trusted then.
+    pub fn settle(&mut self, cgroup: &Cgroup) -> Result<(), String> {
+        let earlier = self.evidence.take();
+        let first = earlier.map(|evidence| evidence.first);
+        let found = self.found(cgroup, first.as_ref())?;
+        self.evidence = Some(match first {
+            Some(first) => Evidence { first, ..found },
+            None => found,
+        });
+        Ok(())
+    }
+
+    /// Looks whether those among the processes of `all` have only waited since they came to
+    /// rest. What they do in the milliseconds after a look, and never again, is not seen.
+    ///
+    /// # Errors
+    /// Why they may not have.
+    pub fn look(&mut self, cgroup: &Cgroup, all: &Set) -> Result<(), String> {
+        let Some(evidence) = &self.evidence else {
+            return Err("it was not seen at rest".into());
+        };
+        if self.own(all).since(&evidence.seen).is_none() {
+            return Ok(());
+        }
+        let now = self.found(cgroup, Some(&evidence.first))?;
+        let other = Some(&evidence.first);
+        if let Some(changed) = now.content.since_either(&evidence.content, other) {
+            return Err(changed.to_string());
+        }
+        if now.shape != evidence.shape {
+            return Err(format!("{} has another shape", self.args[0]));
+        }
+        if let Some(evidence) = &mut self.evidence {
+            evidence.seen = now.seen;
+        }
+        Ok(())
+    }
+
+    /// All that it takes, none of which does anything: twice the same, off the CPU.
+    fn at_rest(&self, cgroup: &Cgroup) -> Result<Set, String> {
+        let start = Instant::now();
+        let mut last: Option<Set> = None;
+        loop {
+            let all = Set::of(cgroup, None).map_err(|error| error.to_string())?;
+            let now = self.own(&all);
+            let are_all = now.iter().count() == 1 + usize::from(wrapped(&self.args).is_some());
+            let rest = are_all && now.at_rest();
+            if rest && last.is_some_and(|last| now.since(&last).is_none()) {
+                return Ok(now);
+            }
+            if start.elapsed() > REST {
+                return Err(format!("{} does not come to rest", self.args[0]));
+            }
+            last = rest.then_some(now);
+            thread::sleep(Duration::from_micros(300));
+        }
+    }
+
+    /// Those of the processes that hold the container open.
+    fn own(&self, all: &Set) -> Set {
+        let mut own = all.clone();
+        own.processes.retain(|_, process| self.covers(process));
+        own
+    }
+
+    /// What there is to find of them at rest, and how they are when they are again.
+    fn found(&self, cgroup: &Cgroup, earlier: Option<&Content>) -> Result<Evidence, String> {
+        let mut waits = self.at_rest(cgroup)?;
+        let mut its_shape = None;
+        if wrapped(&self.args).is_some() {
+            let init = waits.iter().find(|process| process.pid == self.init);
+            let init = init.ok_or("it has ended")?;
+            its_shape = Some(shape(init).map_err(|error| format!("{}: {error}", init.comm))?);
+            waits.processes.retain(|(pid, _), _| *pid != self.init);
+        }
+        let content = Content::of_waiting(&waits, earlier, MAX_HELD);
+        let content = content.map_err(|error| error.to_string())?;
+        Ok(Evidence {
+            first: content.clone(),
+            content,
+            seen: self.at_rest(cgroup)?,
+            shape: its_shape,
         })
     }
 

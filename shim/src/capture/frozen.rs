@@ -246,7 +246,9 @@ impl Capture {
             ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {
                 self.known.some_processes = true;
                 let rested = self.settle(places, epoch)?;
-                return self.imaged(frozen, rested, places, epoch, held);
+                let again = self.imaged(frozen, rested, places, epoch, held);
+                self.settle_init();
+                return again;
             }
             // Nothing to be woken.
             ProcessHalf::Unchanged if frozen.is_empty() => {}

@@ -149,11 +149,45 @@ impl Capture {
         Ok(self.that_matter(Set::of(&self.cgroup, None)?))
     }
 
+    /// The same, after a look at whether the init still only holds the container open: if not,
+    /// it matters from now on, and why is told.
+    fn processes_with_evidence(&mut self) -> Result<(Set, Option<String>)> {
+        let all = Set::of(&self.cgroup, None)?;
+        let looked = match &mut self.keep_alive {
+            Some(rule) => rule.look(&self.cgroup, &all),
+            None => Ok(()),
+        };
+        let doubt = looked.err().map(|why| {
+            self.keep_alive = None;
+            format!("the init does more than hold the container open: {why}")
+        });
+        Ok((self.that_matter(all), doubt))
+    }
+
+    /// Takes the init as it is, where it only holds the container open: it has begun, or an
+    /// image was made of it, which changes what is in it.
+    pub(crate) fn settle_init(&mut self) {
+        if let Some(rule) = &mut self.keep_alive
+            && let Err(why) = rule.settle(&self.cgroup)
+        {
+            tracing::info!(why, "the init is not known to only hold the container open");
+        }
+    }
+
     /// Those of all processes that need to be brought back, with the rules for them.
     fn that_matter(&self, all: Set) -> Set {
         let mut set = all.without(self.keep_alive());
         set.mark(|process| self.relevance.rule_for_process(process));
         set
+    }
+
+    /// Restored from an image, the init matters if it is one of these processes, which
+    /// mattered then.
+    pub(crate) fn init_matters_if_in(&mut self, processes: &[ProcessEntry]) {
+        // Of a namespace of its own: others are not imaged.
+        if processes.iter().any(|process| process.pid == 1) {
+            self.keep_alive = None;
+        }
     }
 
     /// The rule for processes that do not matter: starting them again brings back all that

@@ -82,11 +82,14 @@ impl Capture {
         self.known.owed |= moved;
         let remounted = moved && self.follow_mounts()?;
         let (objects, other_objects) = self.lasting.look(self.known.objects.as_ref());
-        let set = self.processes()?;
+        let (set, doubt) = self.processes_with_evidence()?;
         let unseen = set.writes_unseen();
         let means = unseen || self.known.unseen;
         let seen = decide::seen(self.known.base.as_ref(), &now, means);
-        let mut half = self.half(&set);
+        let mut half = match doubt {
+            Some(why) => ProcessHalf::Image(why),
+            None => self.half(&set),
+        };
         if !set.is_empty() && !half.needs_image() {
             // Both are in the process image.
             if remounted {

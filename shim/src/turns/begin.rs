@@ -16,8 +16,8 @@ use crab_runtime::{
     procs::{KeepAlive, Places, Set},
 };
 use crab_store::{
-    Digest, JournalRecord, Manifest, ObjectReader, ProcessRef, RestoreRequest, RollbackRecord,
-    SandboxWriter, Trigger, TurnId, command_line,
+    Digest, JournalRecord, Manifest, ProcessImage, RestoreRequest, RollbackRecord, SandboxWriter,
+    Trigger, TurnId, command_line,
 };
 use tokio::runtime::Handle;
 
@@ -258,7 +258,10 @@ impl Task {
             let recorded = (|| -> Result<()> {
                 match (restored, processes, version) {
                     (true, Some(processes), Some(version)) => {
-                        let places = places_of(&store.reader(&version)?, processes)?;
+                        let reader = store.reader(&version)?;
+                        let image = reader.process_image(processes.digest)?;
+                        let places = places_of(&image)?;
+                        capture.init_matters_if_in(&image.processes);
                         capture.known.some_processes = true;
                         capture.note_restored()?;
                         capture.settle_restored(&places)?;
@@ -281,6 +284,21 @@ impl Task {
         self.begin_inside(holds_open);
         recorded
     }
+
+    /// Has the init looked at as it is, before anything can be done to it.
+    pub(super) async fn settle_init(&mut self) {
+        let Ok(history) = &mut self.history else {
+            return;
+        };
+        let Some(mut capture) = history.capture.take() else {
+            return;
+        };
+        let settled = blocking(move || {
+            capture.settle_init();
+            Ok(capture)
+        });
+        history.capture = settled.await.ok();
+    }
 }
 
 /// The counters when the watch began.
@@ -290,8 +308,7 @@ async fn watched_since(watch: Watch) -> Option<Effects> {
         .ok()
 }
 
-fn places_of(reader: &ObjectReader, processes: ProcessRef) -> Result<Places> {
-    let image = reader.process_image(processes.digest)?;
+fn places_of(image: &ProcessImage) -> Result<Places> {
     let text = image.extra.get(PLACES).context("the image has no places")?;
     Ok(serde_json::from_str(text)?)
 }

@@ -402,6 +402,7 @@ impl Task {
         if let Err(error) = self.after_start(restored).await {
             tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
         }
+        self.settle_init().await;
     }
 
     /// Waits until the files of before the last rollback are removed.

@@ -324,7 +324,9 @@ impl Task {
                 if let Err(error) = self.after_start(restored).await {
                     tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
                 }
+                // Whoever starts it need not wait for that.
                 let _ = done.send(());
+                self.settle_init().await;
             }
             Message::HintBegin { meta, at, reply } => {
                 let _ = reply.send(self.hint_begin(meta, at).await);

@@ -49,8 +49,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn is(&self, before: &Self) -> bool {
-        self.pages == before.pages && self.near_stacks.is(&before.near_stacks)
+    pub(super) fn has_pages_of(&self, before: &Self) -> bool {
+        self.pages == before.pages
+    }
+
+    pub(super) fn is_near_stacks(&self, before: &Self) -> bool {
+        self.near_stacks.is(&before.near_stacks)
     }
 
     pub(super) fn digest(&self) -> MemoryDigest {

@@ -22,6 +22,7 @@ mod digests;
 mod memory;
 mod objects;
 mod registers;
+mod shape;
 mod standing;
 mod stop;
 
@@ -38,6 +39,7 @@ use crab_store::Digest;
 use rustix::fs::{Statx, makedev};
 use thiserror::Error;
 
+pub(super) use self::shape::shape;
 use self::{
     areas::areas,
     clock::Clock,
@@ -153,19 +155,25 @@ impl fmt::Display for Changed {
 }
 
 impl Held {
-    /// What of it is another than before.
-    fn since(&self, before: &Self) -> Option<String> {
-        let same_threads = self.threads.len() == before.threads.len()
-            && self.threads.iter().all(|(tid, registers)| {
-                let earlier = before.threads.get(tid);
-                earlier.is_some_and(|earlier| registers.are(earlier))
-            });
+    /// What of it is another than before. Registers, and what is near a stack pointer, may
+    /// also be as they were in the `other` record.
+    fn since(&self, before: &Self, other: Option<&Self>) -> Option<String> {
+        let same_threads = |before: &Self| {
+            self.threads.len() == before.threads.len()
+                && self.threads.iter().all(|(tid, registers)| {
+                    let earlier = before.threads.get(tid);
+                    earlier.is_some_and(|earlier| registers.are(earlier))
+                })
+        };
+        let either = |is: &dyn Fn(&Self) -> bool| is(before) || other.is_some_and(is);
+        let memory = self.memory.has_pages_of(&before.memory)
+            && either(&|before| self.memory.is_near_stacks(&before.memory));
         let parts = [
             (self.standing == before.standing, "state"),
             (self.open == before.open, "open files"),
             (self.layout == before.layout, "mappings"),
-            (self.memory.is(&before.memory), "memory"),
-            (same_threads, "threads"),
+            (memory, "memory"),
+            (either(&same_threads), "threads"),
         ];
         let changed: Vec<&str> = parts
             .into_iter()
@@ -189,12 +197,7 @@ impl Content {
         earlier: Option<&Self>,
         limit: u64,
     ) -> Result<Self, ContentError> {
-        if let Some(process) = set.relevant().find(|process| process.is_stopped()) {
-            return Err(ContentError::Stopped {
-                pid: process.pid,
-                comm: process.comm.clone(),
-            });
-        }
+        none_is_stopped(set)?;
         let look = |asked: Asked| {
             let stopped = stop(cgroup, frozen, asked)?;
             let content = Self::read(&stopped, set.relevant(), earlier, limit);
@@ -205,15 +208,51 @@ impl Content {
         on_its_own_thread(frozen, look)
     }
 
+    /// What processes hold that do nothing but wait, and are not frozen: a tracer stops
+    /// them for as long as that takes. What they do when it has let go of them is not in it.
+    ///
+    /// # Errors
+    /// As of [`Self::of`].
+    pub(super) fn of_waiting(
+        set: &Set,
+        earlier: Option<&Self>,
+        limit: u64,
+    ) -> Result<Self, ContentError> {
+        none_is_stopped(set)?;
+        let tids: Vec<i32> = set
+            .iter()
+            .flat_map(|process| threads(process.pid))
+            .collect();
+        let look = || {
+            let stopped = Stopped::ask(&tids).map_err(refused)?;
+            stopped.wait().map_err(refused)?;
+            Self::read(&stopped, set.iter(), earlier, limit)
+        };
+        thread::scope(|scope| match scope.spawn(look).join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+
     /// How it differs from an earlier record, if it does.
     pub fn since(&self, before: &Self) -> Option<Changed> {
+        self.since_either(before, None)
+    }
+
+    /// The same where threads may also be where they were in the `other` record: `before`, a
+    /// dump had broken off their calls, which takes them another way for once.
+    pub(super) fn since_either(&self, before: &Self, other: Option<&Self>) -> Option<Changed> {
         if !self.processes.keys().eq(before.processes.keys()) {
             return Some(Changed("there are other processes".into()));
         }
         let both = self.processes.iter().zip(before.processes.values());
-        let mut changed = both.into_iter().filter_map(|(((pid, _), held), before)| {
-            let what = held.since(before)?;
-            Some(format!("{what} of process {pid} ({}) changed", held.comm))
+        let mut changed = both.into_iter().filter_map(|((key, held), before)| {
+            let other = other.and_then(|other| other.processes.get(key));
+            let what = held.since(before, other)?;
+            Some(format!(
+                "{what} of process {} ({}) changed",
+                key.0, held.comm
+            ))
         });
         // One is enough to say.
         let process = changed.next();
@@ -290,10 +329,23 @@ fn on_its_own_thread<T: Send>(
     })
 }
 
+fn none_is_stopped(set: &Set) -> Result<(), ContentError> {
+    match set.relevant().find(|process| process.is_stopped()) {
+        None => Ok(()),
+        Some(process) => Err(ContentError::Stopped {
+            pid: process.pid,
+            comm: process.comm.clone(),
+        }),
+    }
+}
+
+fn refused((tid, source): (i32, io::Error)) -> ContentError {
+    ContentError::Stop { tid, source }
+}
+
 /// Stops every thread in a frozen cgroup.
 fn stop(cgroup: &Cgroup, frozen: &Frozen, asked: Asked) -> Result<Stopped, ContentError> {
     let tids: Vec<i32> = cgroup.processes()?.into_iter().flat_map(threads).collect();
-    let refused = |(tid, source)| ContentError::Stop { tid, source };
     let stopped = Stopped::ask(&tids).map_err(refused)?;
     drop(asked);
     let waited = frozen.while_stopping(|| stopped.wait())?;
