@@ -209,6 +209,7 @@ impl Portraits {
             (None, None) => MemoryVerdict::Same,
         };
         let (now, before) = (self.by_pid(), earlier.by_pid());
+        let mut untold = None;
         for (pid, portrait) in &now {
             let Some(before) = before.get(pid) else {
                 differences.push(portrait.differs(ProcessDifferenceKind::Added));
@@ -220,7 +221,11 @@ impl Portraits {
                     changed.push("memory".into());
                     memory = MemoryVerdict::Differs;
                 }
-                _ => {}
+                (Some(_), Some(_)) => {}
+                // One that is ignored, or too much for a look.
+                (_, before) => {
+                    untold.get_or_insert((*pid, &portrait.comm, before.is_none()));
+                }
             }
             if !changed.is_empty() {
                 differences.push(portrait.differs(ProcessDifferenceKind::Changed(changed)));
@@ -233,6 +238,12 @@ impl Portraits {
             && now != before
         {
             memory = MemoryVerdict::Differs;
+        }
+        if let (MemoryVerdict::Same, Some((pid, comm, at_capture))) = (&memory, untold) {
+            let when = if at_capture { "recorded" } else { "read" };
+            let comm = escape(comm.as_bytes());
+            memory =
+                MemoryVerdict::Unknown(format!("that of {comm} (process {pid}) was not {when}"));
         }
         (differences, memory)
     }
@@ -485,6 +496,28 @@ mod tests {
             verdict.to_string(),
             "not compared: not recorded, as they hold too much"
         );
+    }
+
+    #[test]
+    fn memory_of_a_process_that_is_ignored_is_not_called_the_same() {
+        let two = || all(vec![portrait(7), portrait(8)]);
+        for (in_image, now) in [(true, false), (false, true), (true, true)] {
+            let (mut before, mut after) = (two(), two());
+            if in_image {
+                before.processes[1].memory = None;
+            }
+            if now {
+                after.processes[1].memory = None;
+            }
+            let (differences, verdict) = after.since(&before);
+            assert!(differences.is_empty());
+            let when = if in_image { "recorded" } else { "read" };
+            let told = format!("not compared: that of x (process 8) was not {when}");
+            assert_eq!(verdict.to_string(), told);
+            // What is known of the others counts.
+            after.processes[0].memory = Some(memory(9, 2, 3));
+            assert_eq!(after.since(&before).1, MemoryVerdict::Differs);
+        }
     }
 
     #[test]
