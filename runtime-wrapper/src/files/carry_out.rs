@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use super::{
     index::Index,
-    plan::{Plan, PlanError},
+    plan::{Plan, PlanError, PlanLimits, Wanted},
     restore::{Placer, RestoreError},
     scan::Scanner,
     walk::{WalkError, shown},
@@ -51,6 +51,7 @@ impl Plan {
     /// back to what was there before undoes it.
     pub fn carry_out(
         &self,
+        scanner: &Scanner,
         view: BorrowedFd<'_>,
         reader: &ObjectReader,
     ) -> Result<(), RestoreError> {
@@ -67,10 +68,17 @@ impl Plan {
                 Err(errno) => return Err(RestoreError::io("remove", path)(errno)),
             }
         }
-        for wanted in &self.new {
-            match &wanted.copied {
-                None => place.create(&wanted.entry)?,
-                Some(from) => place.copy(&wanted.entry, from)?,
+        let mut lowers = scanner
+            .lowers()
+            .map_err(RestoreError::io("open the layers of", b""))?;
+        for Wanted { entry, copied } in &self.new {
+            if *copied {
+                let failed = || RestoreError::io("find what is below", &entry.path);
+                let lower = lowers.find(&entry.path).map_err(failed())?;
+                let lower = lower.ok_or_else(|| failed()(Errno::NOENT))?;
+                place.copy(entry, &lower.fd)?;
+            } else {
+                place.create(entry)?;
             }
         }
         for entry in &self.amended {
@@ -92,8 +100,8 @@ pub fn put_back(
     reader: &ObjectReader,
 ) -> Result<Index, PutBackError> {
     let now = scanner.scan(before, &HashSet::new())?.into_live();
-    let plan = Plan::of(scanner, &now, &before.tree())?;
-    plan.carry_out(view, reader)?;
+    let plan = Plan::of(scanner, &now, &before.tree(), PlanLimits::NONE)?;
+    plan.carry_out(scanner, view, reader)?;
     let scan = scanner.scan(before, &HashSet::new())?;
     let differs = scan.changes().first().map(|change| shown(&change.path));
     match scan.into_index() {

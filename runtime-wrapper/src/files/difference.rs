@@ -11,6 +11,8 @@
 //! ```
 //! A copy of a lower entry is as good as none, and so is a whiteout that hides nothing.
 
+use std::collections::HashSet;
+
 use crab_store::{Tree, TreeEntry};
 use rustix::io::Errno;
 
@@ -18,7 +20,7 @@ use super::{
     beneath::split,
     index::{Index, Node},
     lower::{Lower, Lowers},
-    scan::Scanner,
+    scan::{Scan, Scanner},
     shape::{Kind, Shape, Sort},
     walk::WalkError,
     xattr::Rules,
@@ -64,14 +66,22 @@ pub(crate) enum Below {
     Unknown,
 }
 
-/// One that differs, with all that is known of it.
-pub(crate) struct Differing<'a> {
+/// A path that is compared, with all that is known of it.
+pub(crate) struct Compared<'a> {
     pub(crate) path: &'a [u8],
     pub(crate) live: Option<&'a Node>,
     pub(crate) wanted: Option<&'a TreeEntry>,
-    pub(crate) below: Below,
-    /// Of two that are there: what is unlike.
-    unlike: String,
+    /// Of one that differs, and of a directory that only one of both has.
+    pub(crate) below: Option<Below>,
+    /// What is unlike; nothing if nobody would notice a difference.
+    pub(crate) unlike: Option<String>,
+}
+
+/// A root that was read, to be compared with a tree.
+#[derive(Debug)]
+pub struct Look {
+    live: Index,
+    torn: Vec<Vec<u8>>,
 }
 
 impl Scanner {
@@ -80,68 +90,123 @@ impl Scanner {
     /// # Errors
     /// When it cannot be read.
     pub fn verify(&self, tree: &Tree) -> Result<Verified, WalkError> {
-        let scan = self.scan_anew(&Index::of_tree(tree, self.rules))?;
-        let torn = scan.torn().to_vec();
-        let live = scan.into_live();
-        let differing = Differing::all(self, &live, tree)?;
-        let differences = differing.iter();
+        self.look(tree, &HashSet::new())?.compare(self, tree)
+    }
+
+    /// Reads all of this root anew, to be compared with `tree`. `mapped`: what processes may
+    /// write without any time telling of it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn look(&self, tree: &Tree, mapped: &HashSet<Vec<u8>>) -> Result<Look, WalkError> {
+        let scan = self.scan_anew(&Index::of_tree(tree, self.rules), mapped)?;
+        Ok(Look::of(scan))
+    }
+
+    /// Looks again at a root: reads what may have changed since `earlier`, which looked at it
+    /// for the same tree, and what is `mapped`; with `everything` all of it. Nothing if that
+    /// would be more than so many bytes, which are then fewer.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn look_again(
+        &self,
+        tree: &Tree,
+        earlier: &Look,
+        mapped: &HashSet<Vec<u8>>,
+        everything: bool,
+        bytes: &mut u64,
+    ) -> Result<Option<Look>, WalkError> {
+        let contents = Index::of_tree(tree, self.rules);
+        let scan = self.scan_again(&earlier.live, &contents, mapped, everything, bytes)?;
+        Ok(scan.map(Look::of))
+    }
+}
+
+impl Look {
+    fn of(scan: Scan) -> Self {
+        Self {
+            torn: scan.torn().to_vec(),
+            live: scan.into_live(),
+        }
+    }
+
+    /// Whether something changed while it was looked at.
+    pub fn is_torn(&self) -> bool {
+        !self.torn.is_empty()
+    }
+
+    /// Tells how what was seen differs from the tree. The root itself is not read any more.
+    ///
+    /// # Errors
+    /// When the layers below cannot be read.
+    pub fn compare(self, scanner: &Scanner, tree: &Tree) -> Result<Verified, WalkError> {
+        let mut differences = Vec::new();
+        Compared::each(scanner, &self.live, tree, |it| {
+            differences.extend(it.told(tree, scanner.rules));
+            Ok::<(), WalkError>(())
+        })?;
         Ok(Verified {
-            differences: differences
-                .filter_map(|it| it.told(tree, self.rules))
-                .collect(),
-            torn,
-            paths: live.nodes.len().max(tree.entries.len()),
+            differences,
+            torn: self.torn,
+            paths: self.live.nodes.len().max(tree.entries.len()),
         })
     }
 }
 
-impl<'a> Differing<'a> {
-    /// All paths at which what `live` says of a root differs from a tree, by path.
-    pub(crate) fn all(
+impl<'a> Compared<'a> {
+    /// Compares what `live` says of a root with a tree, one path after the other, in their
+    /// order. What is open of one is closed before the next.
+    pub(crate) fn each<E: From<WalkError>>(
         scanner: &Scanner,
         live: &'a Index,
         tree: &'a Tree,
-    ) -> Result<Vec<Self>, WalkError> {
-        let rules = scanner.rules;
+        mut act: impl FnMut(&Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let lowers = scanner
+            .lowers()
+            .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
         let mut compare = Compare {
             live,
-            rules,
-            lowers: scanner
-                .lowers()
-                .map_err(|errno| WalkError::io("open the layers of", b"", errno))?,
+            rules: scanner.rules,
+            lowers,
         };
-        let mut found = Vec::new();
-        let mut in_both = 0;
+        let mut unwanted: Vec<(&[u8], &Node)> = live
+            .nodes
+            .iter()
+            .filter(|(path, _)| tree.get(path).is_none())
+            .map(|(path, node)| (&**path, &**node))
+            .collect();
+        unwanted.sort_unstable_by_key(|(path, _)| *path);
+        let mut unwanted = unwanted.into_iter().peekable();
         for entry in &tree.entries {
-            let node = live.nodes.get(entry.path.as_slice());
-            in_both += usize::from(node.is_some());
-            let node = node.map(|node| &**node);
-            compare.add(&entry.path, node, Some(entry), &mut found)?;
-        }
-        if in_both < live.nodes.len() {
-            for (path, node) in &live.nodes {
-                if tree.get(path).is_none() {
-                    compare.add(path, Some(node), None, &mut found)?;
-                }
+            let path = entry.path.as_slice();
+            while let Some((path, node)) = unwanted.next_if(|(before, _)| *before < path) {
+                act(&compare.one(path, Some(node), None)?)?;
             }
-            found.sort_unstable_by(|a, b| a.path.cmp(b.path));
+            let node = live.nodes.get(path).map(|node| &**node);
+            act(&compare.one(path, node, Some(entry))?)?;
         }
-        Ok(found)
+        for (path, node) in unwanted {
+            act(&compare.one(path, Some(node), None)?)?;
+        }
+        Ok(())
     }
 
     fn told(&self, tree: &Tree, rules: Rules) -> Option<Difference> {
+        let unlike = self.unlike.as_ref()?;
         let is = match (self.live, &self.below) {
             (Some(node), _) => Shape::of_node(node, rules).sort(tree),
-            (None, Below::Is(Some(lower))) => Some(Sort::of(lower.stat.file_type)),
+            (None, Some(Below::Is(Some(lower)))) => Some(Sort::of(lower.stat.file_type)),
             (None, _) => None,
         };
         let should_be = match (self.wanted, &self.below) {
             (Some(entry), _) => Shape::of_entry(entry, rules).sort(tree),
-            (None, Below::Is(Some(lower))) => Some(Sort::of(lower.stat.file_type)),
+            (None, Some(Below::Is(Some(lower)))) => Some(Sort::of(lower.stat.file_type)),
             (None, _) => None,
         };
         let (sort, kind) = match (is, should_be) {
-            (Some(is), Some(_)) => (is, DifferenceKind::Changed(self.unlike.clone())),
+            (Some(is), Some(_)) => (is, DifferenceKind::Changed(unlike.clone())),
             (Some(is), None) => (is, DifferenceKind::Added),
             (None, Some(should_be)) => (should_be, DifferenceKind::Removed),
             (None, None) => return None,
@@ -161,14 +226,12 @@ struct Compare<'a> {
 }
 
 impl<'a> Compare<'a> {
-    /// Adds the path to those that differ, if it does.
-    fn add(
+    fn one(
         &mut self,
         path: &'a [u8],
         live: Option<&'a Node>,
         wanted: Option<&'a TreeEntry>,
-        found: &mut Vec<Differing<'a>>,
-    ) -> Result<(), WalkError> {
+    ) -> Result<Compared<'a>, WalkError> {
         let failed = |errno| WalkError::io("compare", path, errno);
         let rules = self.rules;
         let is = live.map(|node| Shape::of_node(node, rules));
@@ -184,7 +247,12 @@ impl<'a> Compare<'a> {
                 is.unlike(should_be, rules, inert).map_err(failed)?
             }
             // An overlay's own copy.
-            (Some(_), None) if live.is_some_and(|node| node.nets_out) => None,
+            (Some(is), None) if live.is_some_and(|node| node.nets_out) => {
+                if is.is_dir() {
+                    below = Some(self.below(path).map_err(failed)?);
+                }
+                None
+            }
             (Some(one), None) | (None, Some(one)) => {
                 match below.insert(self.below(path).map_err(failed)?) {
                     Below::Is(lower) => one.unlike_lower(lower.as_ref(), rules).map_err(failed)?,
@@ -193,20 +261,16 @@ impl<'a> Compare<'a> {
             }
             (None, None) => None,
         };
-        if let Some(unlike) = unlike {
-            let below = match below {
-                Some(below) => below,
-                None => self.below(path).map_err(failed)?,
-            };
-            found.push(Differing {
-                path,
-                live,
-                wanted,
-                below,
-                unlike,
-            });
+        if unlike.is_some() && below.is_none() {
+            below = Some(self.below(path).map_err(failed)?);
         }
-        Ok(())
+        Ok(Compared {
+            path,
+            live,
+            wanted,
+            below,
+            unlike,
+        })
     }
 
     /// What lower layers show at a path, where what is above it in the live root lets them.

@@ -20,12 +20,12 @@
 //! that was removed or replaced would have to be copied as a whole.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
 
-use crab_store::{EntryKind, Segment, Tree, TreeEntry};
+use crab_store::{EntryKind, Segment, Time, Tree, TreeEntry};
 use rustix::{
     fs::{FileType, OFlags},
     io::Errno,
@@ -33,9 +33,9 @@ use rustix::{
 
 use super::{
     beneath::{Stat, open_beneath, split},
-    difference::{Below, Differing},
+    difference::{Below, Compared},
     index::{Content, Index, Node},
-    scan::Scanner,
+    scan::{Scanner, is_copy},
     shape::{Kind, Shape, entry_of_lower, read_link},
     walk::{WalkError, shown},
     xattr::{self, Rules},
@@ -55,6 +55,8 @@ pub struct Plan {
     pub(crate) directories: Vec<TreeEntry>,
     /// What is not as it should be.
     differing: Vec<Vec<u8>>,
+    /// How long the files are that are made.
+    bytes: u64,
     /// What is known of each path that is made another.
     results: BTreeMap<Vec<u8>, Outcome>,
 }
@@ -63,8 +65,25 @@ pub struct Plan {
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) entry: TreeEntry,
-    /// Its content is this file's of a lower layer.
-    pub(crate) copied: Option<OwnedFd>,
+    /// Its content is that of the lower layers' file at this path.
+    pub(crate) copied: bool,
+}
+
+/// How much may be done while a root stands still.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanLimits {
+    /// Paths that become others.
+    pub paths: usize,
+    /// Bytes of files that are written.
+    pub bytes: u64,
+}
+
+impl PlanLimits {
+    /// Whatever it takes.
+    pub const NONE: Self = Self {
+        paths: usize::MAX,
+        bytes: u64::MAX,
+    };
 }
 
 /// What is known of a path afterwards.
@@ -89,6 +108,9 @@ pub enum PlanError {
         /// Why.
         why: &'static str,
     },
+    /// It is more than the limits allow.
+    #[error("too much has to be put back")]
+    TooMuch,
     /// Something could not be looked at.
     #[error(transparent)]
     Walk(#[from] WalkError),
@@ -118,41 +140,53 @@ impl Plan {
     /// What makes the root of a scanner, which is as its index says, a tree.
     ///
     /// # Errors
-    /// When that cannot be done while the root is in use.
-    pub fn of(scanner: &Scanner, live: &Index, tree: &Tree) -> Result<Self, PlanError> {
+    /// When that cannot be done while the root is in use, or is more than the limits allow.
+    pub fn of(
+        scanner: &Scanner,
+        live: &Index,
+        tree: &Tree,
+        limits: PlanLimits,
+    ) -> Result<Self, PlanError> {
         let rules = scanner.rules;
         let linked = tree.link_targets();
         let mut plan = Self::default();
         let mut directories: BTreeMap<Vec<u8>, TreeEntry> = BTreeMap::new();
         let mut touched: HashSet<Vec<u8>> = HashSet::new();
-        for it in Differing::all(scanner, live, tree)? {
-            let before = plan.removals.len() + plan.new.len();
-            plan.add(&it, &linked, rules, &mut directories)?;
-            if plan.removals.len() + plan.new.len() > before {
-                touched.insert(split(it.path).0.to_vec());
+        Compared::each(scanner, live, tree, |it| {
+            if it.unlike.is_none() {
+                // Times of directories call for nothing by themselves.
+                if let Some(entry) = with_other_time(it, rules)? {
+                    directories.insert(it.path.to_vec(), entry);
+                }
+            } else {
+                let before = plan.removals.len() + plan.new.len();
+                plan.add(it, &linked, rules, &mut directories)?;
+                if plan.removals.len() + plan.new.len() > before {
+                    touched.insert(split(it.path).0.to_vec());
+                }
             }
-        }
-        // Times of directories call for nothing by themselves.
-        for entry in tree
-            .entries
-            .iter()
-            .filter(|entry| entry.kind == EntryKind::Dir)
-        {
-            let node = live.nodes.get(entry.path.as_slice());
-            if node.is_some_and(|node| node.stat.is_dir() && !node.mount_point)
-                && node.is_some_and(|node| node.stat.mtime != entry.mtime)
-            {
-                let entry = seen(entry, rules);
-                directories.entry(entry.path.clone()).or_insert(entry);
+            let paths = plan.results.len().max(directories.len());
+            if paths > limits.paths || plan.bytes > limits.bytes {
+                return Err(PlanError::TooMuch);
             }
-        }
+            Ok(())
+        })?;
+        let removed: HashSet<&[u8]> = plan.removals.iter().map(|(path, _)| &**path).collect();
         for dir in touched {
-            if directories.contains_key(&dir) || plan.is_removed(&dir) {
+            if directories.contains_key(&dir) || removed.contains(&*dir) {
                 continue;
             }
             if let Some(entry) = as_seen(scanner, tree, &dir)? {
                 directories.insert(dir, entry);
             }
+        }
+        // In the merged view its attributes have other names.
+        let mut each = directories.values();
+        if let Some(entry) = each.find(|entry| rules.is_escaped(&entry.xattrs)) {
+            return Err(PlanError::Unsuitable {
+                path: shown(&entry.path),
+                why: "it is part of a nested overlay",
+            });
         }
         plan.removals.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         // The others are in the order of their paths already.
@@ -165,6 +199,9 @@ impl Plan {
                 Outcome::NetsOut
             };
             plan.results.entry(entry.path.clone()).or_insert(outcome);
+        }
+        if plan.results.len() > limits.paths {
+            return Err(PlanError::TooMuch);
         }
         Ok(plan)
     }
@@ -181,11 +218,7 @@ impl Plan {
 
     /// How many bytes of files are written.
     pub fn bytes(&self) -> u64 {
-        let sizes = self.new.iter().map(|wanted| match &wanted.entry.kind {
-            EntryKind::File { size, .. } => *size,
-            _ => 0,
-        });
-        sizes.fold(0, u64::saturating_add)
+        self.bytes
     }
 
     /// What is made, removed or becomes another.
@@ -199,13 +232,9 @@ impl Plan {
         kinds.any(|kind| *kind == EntryKind::Socket)
     }
 
-    fn is_removed(&self, path: &[u8]) -> bool {
-        self.removals.iter().any(|(removed, _)| removed == path)
-    }
-
     fn add(
         &mut self,
-        it: &Differing<'_>,
+        it: &Compared<'_>,
         linked: &HashSet<&[u8]>,
         rules: Rules,
         directories: &mut BTreeMap<Vec<u8>, TreeEntry>,
@@ -216,7 +245,7 @@ impl Plan {
             why,
         };
         let failed = |errno| WalkError::io("read", path, errno);
-        let Below::Is(lower) = &it.below else {
+        let Some(Below::Is(lower)) = &it.below else {
             return Err(unsuitable("it is in a directory that was renamed"));
         };
         let is = it.live.map(|node| Shape::of_node(node, rules));
@@ -273,7 +302,7 @@ impl Plan {
         let new = match (it.wanted, lower) {
             (Some(entry), _) => (!should_be.as_ref().is_some_and(is_whiteout)).then(|| Wanted {
                 entry: seen(entry, rules),
-                copied: None,
+                copied: false,
             }),
             (None, Some(lower)) => {
                 let xattrs = xattr::read(lower.fd.as_fd()).map_err(failed)?;
@@ -282,12 +311,7 @@ impl Plan {
                 }
                 Some(Wanted {
                     entry: entry_of_lower(path, lower, rules).map_err(failed)?,
-                    copied: match lower.stat.file_type {
-                        FileType::RegularFile => Some(lower.fd.try_clone().map_err(|error| {
-                            failed(Errno::from_io_error(&error).unwrap_or(Errno::IO))
-                        })?),
-                        _ => None,
-                    },
+                    copied: lower.stat.is_file(),
                 })
             }
             (None, None) => None,
@@ -308,7 +332,7 @@ impl Plan {
                 Some(false),
                 Some(Wanted {
                     entry,
-                    copied: None,
+                    copied: false,
                 }),
             ) if it.live.is_some() && holds_the_same(&is, &should_be) => {
                 self.amended.push(entry);
@@ -320,6 +344,9 @@ impl Plan {
                 if let Some(wanted) = new {
                     if wanted.entry.kind == EntryKind::Dir {
                         directories.insert(path.to_vec(), wanted.entry.clone());
+                    }
+                    if let EntryKind::File { size, .. } = wanted.entry.kind {
+                        self.bytes = self.bytes.saturating_add(size);
                     }
                     self.new.push(wanted);
                 }
@@ -335,9 +362,16 @@ impl Plan {
     /// When it is not.
     pub fn renewed(&self, scanner: &Scanner, tree: &Tree) -> Result<Renewed, PlanError> {
         let mut nodes = Vec::with_capacity(self.results.len());
+        let of_directories = self.directories.iter();
+        let times: HashMap<&[u8], Time> = of_directories
+            .map(|entry| (entry.path.as_slice(), entry.mtime))
+            .collect();
+        let mut lowers = scanner
+            .lowers()
+            .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
         for (path, outcome) in &self.results {
             let failed = |errno| WalkError::io("look at", path, errno);
-            let node = look(scanner, path, outcome).map_err(failed)?;
+            let (fd, node) = look(scanner, path, outcome).map_err(failed)?.unzip();
             let is_right = match (&node, outcome, tree.get(path)) {
                 (Some(node), Outcome::Is(_), Some(entry)) => {
                     let is = Shape::of_node(node, scanner.rules);
@@ -352,13 +386,21 @@ impl Plan {
                     Shape::of_entry(entry, scanner.rules).kind == Kind::Whiteout
                 }
                 (None, Outcome::NetsOut | Outcome::Gone, None) => true,
-                (Some(_), Outcome::NetsOut, None) => true,
+                (Some(node), Outcome::NetsOut, None) => match (&fd, lowers.find(path)) {
+                    (Some(fd), Ok(Some(lower))) => {
+                        is_copy(scanner.rules, fd, node, &lower).map_err(failed)?
+                    }
+                    (_, Err(errno)) => return Err(failed(errno).into()),
+                    _ => false,
+                },
                 (Some(node), Outcome::Gone, None) => {
                     Shape::of_node(node, scanner.rules).kind == Kind::Whiteout
                 }
                 _ => false,
             };
-            if !is_right {
+            let time = times.get(path.as_slice());
+            let is_timely = |node: &Node| time.is_none_or(|time| *time == node.stat.mtime);
+            if !is_right || !node.as_ref().is_none_or(is_timely) {
                 return Err(PlanError::Unsuitable {
                     path: shown(path),
                     why: "it is not what it was made",
@@ -388,6 +430,33 @@ fn seen(entry: &TreeEntry, rules: Rules) -> TreeEntry {
     }
 }
 
+/// A directory that is as it should be but for its time, as it is to be seen. What a tree does not
+/// have had the time of the layers below, and what the root does not have has it now.
+fn with_other_time(it: &Compared<'_>, rules: Rules) -> Result<Option<TreeEntry>, WalkError> {
+    let lower = match &it.below {
+        Some(Below::Is(Some(lower))) if lower.stat.is_dir() => Some(lower),
+        _ => None,
+    };
+    let time = match it.live {
+        Some(node) if node.mount_point || !node.stat.is_dir() => return Ok(None),
+        Some(node) => Some(node.stat.mtime),
+        None => lower.map(|lower| lower.stat.mtime),
+    };
+    let differs = |wanted| time.is_some_and(|time| time != wanted);
+    match (it.wanted, lower) {
+        (Some(entry), _) if entry.kind == EntryKind::Dir => {
+            Ok(differs(entry.mtime).then(|| seen(entry, rules)))
+        }
+        (None, Some(lower)) if differs(lower.stat.mtime) => {
+            let failed = |errno| WalkError::io("read", it.path, errno);
+            entry_of_lower(it.path, lower, rules)
+                .map(Some)
+                .map_err(failed)
+        }
+        _ => Ok(None),
+    }
+}
+
 /// A directory as it is to be seen: as the tree has it, or else the layers below.
 fn as_seen(scanner: &Scanner, tree: &Tree, dir: &[u8]) -> Result<Option<TreeEntry>, WalkError> {
     let rules = scanner.rules;
@@ -404,7 +473,11 @@ fn as_seen(scanner: &Scanner, tree: &Tree, dir: &[u8]) -> Result<Option<TreeEntr
 }
 
 /// What the root itself has at a path now.
-fn look(scanner: &Scanner, path: &[u8], outcome: &Outcome) -> rustix::io::Result<Option<Node>> {
+fn look(
+    scanner: &Scanner,
+    path: &[u8],
+    outcome: &Outcome,
+) -> rustix::io::Result<Option<(OwnedFd, Node)>> {
     let rules = scanner.rules;
     let fd = match open_beneath(scanner.root(), path, OFlags::PATH) {
         Ok(fd) => fd,
@@ -419,7 +492,7 @@ fn look(scanner: &Scanner, path: &[u8], outcome: &Outcome) -> rustix::io::Result
         (FileType::RegularFile, _) => Content::Unread,
         _ => Content::None,
     };
-    Ok(Some(Node {
+    let node = Node {
         hides_lower: stat.is_dir() && rules.hides_lower(&xattrs),
         target: match stat.file_type {
             FileType::Symlink => read_link(fd.as_fd())?,
@@ -431,5 +504,6 @@ fn look(scanner: &Scanner, path: &[u8], outcome: &Outcome) -> rustix::io::Result
         link_to: None,
         nets_out: !matches!(outcome, Outcome::Is(_)),
         mount_point: false,
-    }))
+    };
+    Ok(Some((fd, node)))
 }

@@ -62,6 +62,8 @@ pub struct Scan {
     mapped: HashSet<u64>,
     changes: Vec<Change>,
     torn: Vec<Vec<u8>>,
+    /// All was read that had to be.
+    whole: bool,
 }
 
 impl Scanner {
@@ -128,19 +130,39 @@ impl Scanner {
     /// a page becomes dirty. The index that comes of this scan remembers them,
     /// so that a mapping that is gone by the next one is not forgotten.
     pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
-        self.compare_with(index, forced, Read::Doubtful)
+        self.compare_with(index, index, forced, Read::Doubtful, None)
     }
 
     /// As [`Self::scan`], with every regular file read, whatever its times say. On a
     /// tmpfs a store to a mapped page moves no time at all.
     pub fn scan_everything(&self, index: &Index) -> Result<Scan, WalkError> {
-        self.compare_with(index, &HashSet::new(), Read::All)
+        self.compare_with(index, index, &HashSet::new(), Read::All, None)
     }
 
     /// As [`Self::scan_everything`], against an index that tells of contents and
     /// attributes alone: content is read also where the time is another.
-    pub(crate) fn scan_anew(&self, index: &Index) -> Result<Scan, WalkError> {
-        self.compare_with(index, &HashSet::new(), Read::Anew)
+    pub(crate) fn scan_anew(
+        &self,
+        index: &Index,
+        forced: &HashSet<Vec<u8>>,
+    ) -> Result<Scan, WalkError> {
+        self.compare_with(index, index, forced, Read::Anew, None)
+    }
+
+    /// As [`Self::scan`], after a [`Self::scan_anew`] that gave `index`: what may be another
+    /// since is compared with `contents` again, and so is `everything` where that is asked for.
+    /// Nothing if more than so many bytes had to be read.
+    pub(crate) fn scan_again(
+        &self,
+        index: &Index,
+        contents: &Index,
+        forced: &HashSet<Vec<u8>>,
+        everything: bool,
+        bytes: &mut u64,
+    ) -> Result<Option<Scan>, WalkError> {
+        let read = if everything { Read::Anew } else { Read::Again };
+        let scan = self.compare_with(index, contents, forced, read, Some(bytes))?;
+        Ok(scan.whole.then_some(scan))
     }
 
     /// What the layers below show.
@@ -151,8 +173,10 @@ impl Scanner {
     fn compare_with(
         &self,
         index: &Index,
+        contents: &Index,
         forced: &HashSet<Vec<u8>>,
         read: Read,
+        bytes: Option<&mut u64>,
     ) -> Result<Scan, WalkError> {
         let started = now();
         let lowers = self
@@ -165,8 +189,11 @@ impl Scanner {
             .collect();
         let mut run = Run {
             index,
+            contents,
             forced,
             read,
+            left: bytes,
+            whole: true,
             mapped,
             rules: self.rules,
             lowers,
@@ -188,6 +215,7 @@ impl Scanner {
             mapped: run.mapped,
             changes,
             torn,
+            whole: run.whole,
         })
     }
 }
@@ -246,12 +274,19 @@ enum Read {
     All,
     /// All whose length is on record.
     Anew,
+    /// Of those the ones that may be others.
+    Again,
 }
 
 struct Run<'a> {
     index: &'a Index,
+    /// What contents are compared with.
+    contents: &'a Index,
     forced: &'a HashSet<Vec<u8>>,
     read: Read,
+    /// How many bytes may still be read, where there is a limit.
+    left: Option<&'a mut u64>,
+    whole: bool,
     /// The inodes of those.
     mapped: HashSet<u64>,
     rules: Rules,
@@ -280,7 +315,7 @@ impl Run<'_> {
             self.push(visit.path, old.clone(), None);
             return Ok(Descend::Yes { tag });
         }
-        match self.look(visit, old.map(|old| &**old)) {
+        match self.look(visit) {
             Ok(Some((node, over))) => {
                 let tag = visit.tag && !node.hides_lower;
                 self.push(visit.path, Arc::new(node), over);
@@ -306,7 +341,7 @@ impl Run<'_> {
         if !self.forced.is_empty() && self.forced.contains(visit.path) {
             self.mapped.insert(ino);
         }
-        self.read != Read::Doubtful
+        matches!(self.read, Read::All | Read::Anew)
             || self.mapped.contains(&ino)
             || self.index.mapped.contains(&ino)
     }
@@ -317,11 +352,7 @@ impl Run<'_> {
     }
 
     /// Reads what there is to know of an entry; nothing if it is changing.
-    fn look(
-        &mut self,
-        visit: &Visit<'_>,
-        old: Option<&Node>,
-    ) -> rustix::io::Result<Option<(Node, Option<Over>)>> {
+    fn look(&mut self, visit: &Visit<'_>) -> rustix::io::Result<Option<(Node, Option<Over>)>> {
         let fd = open_name(visit.dir, visit.name)?;
         let stat = Stat::of(fd.as_fd())?;
         if stat.ino != visit.stat.ino
@@ -331,6 +362,7 @@ impl Run<'_> {
             return Ok(None);
         }
         let xattrs = self.rules.keep(xattr::read(fd.as_fd())?);
+        let known = self.contents.nodes.get(visit.path).map(|known| &**known);
         let mut node = Node {
             hides_lower: stat.is_dir() && self.rules.hides_lower(&xattrs),
             stat,
@@ -344,11 +376,13 @@ impl Run<'_> {
         match stat.file_type {
             FileType::Symlink => node.target = read_link(fd.as_fd())?,
             FileType::RegularFile if stat.size == 0 => node.content = Content::Known([].into()),
-            FileType::RegularFile => node.content = self.known_content(&fd, &node, old)?,
+            FileType::RegularFile => {
+                node.content = self.known_content(&fd, &node, known)?;
+            }
             _ => {}
         }
         let mut over = None;
-        if self.rules.is_overlay() && old.is_none_or(|old| old.nets_out) {
+        if self.rules.is_overlay() && known.is_none_or(|known| known.nets_out) {
             let lower = match visit.tag {
                 true => self.lowers.find(visit.path)?,
                 false => None,
@@ -357,7 +391,10 @@ impl Run<'_> {
                 size: lower.stat.is_file().then_some(lower.stat.size),
             });
             node.nets_out = match &lower {
-                Some(lower) => self.is_copy(&fd, &node, lower)?,
+                Some(lower) => {
+                    let reads = stat.is_file() && lower.stat.size == stat.size;
+                    (!reads || self.may_read(stat.size)) && is_copy(self.rules, &fd, &node, lower)?
+                }
                 // A whiteout that hides nothing.
                 None => node.stat.is_null_device(),
             };
@@ -377,7 +414,9 @@ impl Run<'_> {
         let stat = &node.stat;
         let Some(Content::Known(content)) = old
             .filter(|old| old.stat.is_file() && old.stat.size == stat.size)
-            .filter(|old| self.read == Read::Anew || old.stat.mtime == stat.mtime)
+            .filter(|old| {
+                matches!(self.read, Read::Anew | Read::Again) || old.stat.mtime == stat.mtime
+            })
             .map(|old| &old.content)
         else {
             return Ok(Content::Unread);
@@ -385,6 +424,9 @@ impl Run<'_> {
         let verified = self.verified.get(&stat.ino);
         if verified.is_some_and(|verified| Arc::ptr_eq(verified, content)) {
             return Ok(Content::Known(content.clone()));
+        }
+        if !self.may_read(stat.size) {
+            return Ok(Content::Unread);
         }
         let file = reopen(fd.as_fd(), OFlags::RDONLY | OFlags::NOATIME)?;
         if !equals_segments(file.as_fd(), stat.size, content)? {
@@ -396,33 +438,50 @@ impl Run<'_> {
         Ok(Content::Known(content.clone()))
     }
 
-    /// Whether an entry of the upper directory is only a copy of the lower one.
-    fn is_copy(&self, fd: &OwnedFd, node: &Node, lower: &Lower) -> rustix::io::Result<bool> {
-        let (a, b) = (&node.stat, &lower.stat);
-        let alike = a.file_type == b.file_type
-            && (a.mode, a.uid, a.gid, a.rdev) == (b.mode, b.uid, b.gid, b.rdev)
-            && (a.is_dir() || a.mtime == b.mtime)
-            && (!a.is_file() || a.size == b.size);
-        if !alike || self.rules.steers_merge(&node.xattrs) {
-            return Ok(false);
+    /// Counts bytes that are read; false if they would be too many.
+    fn may_read(&mut self, bytes: u64) -> bool {
+        let Some(left) = &mut self.left else {
+            return true;
+        };
+        match left.checked_sub(bytes) {
+            Some(rest) => **left = rest,
+            None => self.whole = false,
         }
-        let xattrs = xattr::read(lower.fd.as_fd())?;
-        if a.is_file() && self.rules.steers_merge(&xattrs) {
-            // Its data lies elsewhere (metacopy).
-            return Ok(false);
+        self.whole
+    }
+}
+
+/// Whether an entry of the upper directory is only a copy of the lower one.
+pub(crate) fn is_copy(
+    rules: Rules,
+    fd: &OwnedFd,
+    node: &Node,
+    lower: &Lower,
+) -> rustix::io::Result<bool> {
+    let (a, b) = (&node.stat, &lower.stat);
+    let alike = a.file_type == b.file_type
+        && (a.mode, a.uid, a.gid, a.rdev) == (b.mode, b.uid, b.gid, b.rdev)
+        && (a.is_dir() || a.mtime == b.mtime)
+        && (!a.is_file() || a.size == b.size);
+    if !alike || rules.steers_merge(&node.xattrs) {
+        return Ok(false);
+    }
+    let xattrs = xattr::read(lower.fd.as_fd())?;
+    if a.is_file() && rules.steers_merge(&xattrs) {
+        // Its data lies elsewhere (metacopy).
+        return Ok(false);
+    }
+    if node.xattrs != rules.visible(xattrs) {
+        return Ok(false);
+    }
+    match a.file_type {
+        FileType::Symlink => Ok(node.target == read_link(lower.fd.as_fd())?),
+        FileType::RegularFile if a.size > 0 => {
+            let flags = OFlags::RDONLY | OFlags::NOATIME;
+            let upper = reopen(fd.as_fd(), flags)?;
+            let lower = reopen(lower.fd.as_fd(), flags)?;
+            equal_files(upper.as_fd(), lower.as_fd(), a.size)
         }
-        if node.xattrs != self.rules.visible(xattrs) {
-            return Ok(false);
-        }
-        match a.file_type {
-            FileType::Symlink => Ok(node.target == read_link(lower.fd.as_fd())?),
-            FileType::RegularFile if a.size > 0 => {
-                let flags = OFlags::RDONLY | OFlags::NOATIME;
-                let upper = reopen(fd.as_fd(), flags)?;
-                let lower = reopen(lower.fd.as_fd(), flags)?;
-                equal_files(upper.as_fd(), lower.as_fd(), a.size)
-            }
-            _ => Ok(true),
-        }
+        _ => Ok(true),
     }
 }

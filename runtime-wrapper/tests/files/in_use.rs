@@ -8,7 +8,9 @@ use std::{
     path::Path,
 };
 
-use crab_runtime::files::{Captured, DifferenceKind, Index, Plan, PlanError, Scanner, put_back};
+use crab_runtime::files::{
+    Captured, DifferenceKind, Index, Look, Plan, PlanError, PlanLimits, Scanner, put_back,
+};
 use crab_store::{ObjectReader, Tree};
 use rustix::fs::{Mode, OFlags, open};
 
@@ -56,10 +58,14 @@ fn go(
     tree: &Tree,
     reader: &ObjectReader,
 ) -> Result<(), PlanError> {
-    let plan = Plan::of(scanner, index, tree)?;
-    plan.carry_out(view, reader).unwrap();
+    let plan = Plan::of(scanner, index, tree, PlanLimits::NONE)?;
+    plan.carry_out(scanner, view, reader).unwrap();
     plan.renewed(scanner, tree)?.into_index(index);
-    assert!(Plan::of(scanner, index, tree).unwrap().is_empty());
+    assert!(
+        Plan::of(scanner, index, tree, PlanLimits::NONE)
+            .unwrap()
+            .is_empty()
+    );
     Ok(())
 }
 
@@ -174,6 +180,11 @@ fn a_root_in_use_goes_back_exactly() {
             "mkdir home/t; echo 1 >home/t/f",
             "echo 2 >home/t/g; rm home/t/g",
         ),
+        // The same of a directory of the image, which only then lies in the upper one.
+        (
+            "echo 1 >home/f",
+            "echo 2 >home/f; echo t >dir/sub/t; rm dir/sub/t",
+        ),
         (
             "echo 1 >etc/new",
             "mkdir etc/sub; mv etc/new etc/sub/moved; mv etc/b home/b",
@@ -182,6 +193,171 @@ fn a_root_in_use_goes_back_exactly() {
     for (first, second) in turns {
         there_and_back(first, second);
     }
+}
+
+const NESTED: &str = "mkdir home/nested; \
+    python3 -c 'import os; os.setxattr(\"home/nested\", \"trusted.overlay.opaque\", b\"y\")'";
+
+#[test]
+fn the_time_of_a_directory_comes_back_where_the_root_was_exchanged_since() {
+    if skipped() {
+        return;
+    }
+    let mut bench = Bench::new(image);
+    let merged = bench.path("merged");
+    bench.turn("echo 1 >home/f");
+    let (one, reader_of_one) = bench.capture(&Index::default());
+    bench.turn("echo 2 >home/f; echo t >dir/sub/t; rm dir/sub/t");
+    let (two, reader_of_two) = bench.capture(&one.index);
+    let after = list(&merged);
+    let built = bench.build(&one.tree, &reader_of_one, "built");
+    bench.mount_with_upper(&built);
+    let scanner = bench.scanner();
+    let mut index = scanner.index_restored(&one.tree).unwrap();
+    let view = directory(&merged);
+    go(
+        &scanner,
+        view.as_fd(),
+        &mut index,
+        &two.tree,
+        &reader_of_two,
+    )
+    .unwrap();
+    assert_eq!(list(&merged), after);
+}
+
+#[test]
+fn a_plan_ends_where_it_exceeds_its_limits() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    bench
+        .turn("for i in {1..30}; do echo $i >home/$i; done; head -c 200000 /dev/urandom >home/big");
+    let (one, _) = bench.capture(&Index::default());
+    bench.turn("rm home/*");
+    let (two, _) = bench.capture(&one.index);
+    let planned = |paths, bytes| {
+        let limits = PlanLimits { paths, bytes };
+        Plan::of(&bench.scanner(), &two.index, &one.tree, limits)
+    };
+    // The directory that holds them is one, too.
+    assert_eq!(planned(32, 300_000).unwrap().len(), 32);
+    for (paths, bytes) in [(31, 300_000), (5, 300_000), (32, 100_000)] {
+        let plan = planned(paths, bytes);
+        assert!(matches!(plan, Err(PlanError::TooMuch)), "{plan:?}");
+    }
+}
+
+/// Tells a test that it runs in a process of its own that may hold few descriptors.
+const FEW: &str = "CRAB_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn however_many_paths_differ_few_descriptors_are_open() {
+    const NAME: &str = "in_use::however_many_paths_differ_few_descriptors_are_open";
+    if skipped() {
+        return;
+    }
+    if std::env::var_os(FEW).is_none() {
+        let limited = "ulimit -n 64; exec \"$0\" --exact \"$1\" --nocapture";
+        let test = std::env::current_exe().unwrap();
+        let done = std::process::Command::new("bash")
+            .args(["-euc", limited])
+            .arg(test)
+            .arg(NAME)
+            .env(FEW, "1")
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{told}");
+        assert!(told.contains("1 passed"), "{told}");
+        return;
+    }
+    let bench = Bench::new(|_, two| {
+        shell(
+            two,
+            "mkdir many; for i in {1..300}; do echo $i >many/$i; done",
+        );
+    });
+    let (one, reader) = bench.capture(&Index::default());
+    let before = list(&bench.path("merged"));
+    bench.turn("rm many/1*; for i in many/2*; do echo more >>$i; done");
+    let (two, _) = bench.capture(&one.index);
+    let scanner = bench.scanner();
+    assert_eq!(differences(&scanner, &one.tree).len(), 222);
+    let view = directory(&bench.path("merged"));
+    let mut index = two.index;
+    go(&scanner, view.as_fd(), &mut index, &one.tree, &reader).unwrap();
+    assert_eq!(list(&bench.path("merged")), before);
+}
+
+#[test]
+fn what_comes_back_from_the_image_is_looked_at_too() {
+    if skipped() {
+        return;
+    }
+    for spoil in [
+        "time=$(stat -c %y etc/b); echo x >etc/b; touch -d \"$time\" etc/b",
+        "rm etc/b",
+        "chmod 640 etc/b",
+        "touch etc",
+    ] {
+        let bench = Bench::new(image);
+        let scanner = bench.scanner();
+        bench.turn("echo 1 >home/f");
+        let (one, reader) = bench.capture(&Index::default());
+        bench.turn("echo B >etc/b; echo 1 >etc/new");
+        let (two, _) = bench.capture(&one.index);
+        let plan = Plan::of(&scanner, &two.index, &one.tree, PlanLimits::NONE).unwrap();
+        let view = directory(&bench.path("merged"));
+        plan.carry_out(&scanner, view.as_fd(), &reader).unwrap();
+        plan.renewed(&scanner, &one.tree).unwrap();
+        bench.turn(spoil);
+        let renewed = plan.renewed(&scanner, &one.tree);
+        assert!(
+            matches!(renewed, Err(PlanError::Unsuitable { .. })),
+            "{spoil}: {renewed:?}"
+        );
+    }
+}
+
+#[test]
+fn a_second_look_reads_what_changed_and_no_more_than_it_may() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    let scanner = bench.scanner();
+    bench.turn("head -c 400000 /dev/urandom >home/big; echo 1 >home/f; echo 1 >home/g");
+    let (one, _) = bench.capture(&Index::default());
+    settle();
+    let none = Default::default();
+    let look = |earlier: &Look, everything, mut bytes| {
+        let look = scanner.look_again(&one.tree, earlier, &none, everything, &mut bytes);
+        look.unwrap()
+    };
+    let told = |look: Look| {
+        let verified = look.compare(&scanner, &one.tree).unwrap();
+        let paths = verified.differences.iter().map(|it| it.path.clone());
+        paths.collect::<Vec<_>>()
+    };
+    let first = scanner.look(&one.tree, &none).unwrap();
+    // What is as it was is not read.
+    assert_eq!(told(look(&first, false, 0).unwrap()), [b""; 0]);
+    assert!(look(&first, true, 400_000).is_none());
+    assert_eq!(told(look(&first, true, 500_000).unwrap()), [b""; 0]);
+    // With the length that it had, and the time.
+    bench.turn("time=$(stat -c %y home/f); echo 2 >home/f; touch -d \"$time\" home/f");
+    assert!(look(&first, false, 1).is_none());
+    assert_eq!(told(look(&first, false, 10).unwrap()), [b"home/f"]);
+    let second = look(&first, false, 10).unwrap();
+    bench.turn("time=$(stat -c %y home/f); echo 1 >home/f; touch -d \"$time\" home/f; rm home/g");
+    assert_eq!(told(look(&second, false, 10).unwrap()), [b"home/g"]);
+    // What is only a copy of the image's, and was more before.
+    bench.turn("chown 9 etc/b");
+    let third = look(&second, false, 10).unwrap();
+    bench.turn("chown 7 etc/b");
+    assert_eq!(told(look(&third, false, 10).unwrap()), [b"home/g"]);
 }
 
 #[test]
@@ -196,6 +372,14 @@ fn what_the_merged_view_cannot_be_told_is_refused_and_nothing_is_touched() {
         ("rm -r gone; echo file >gone", "rm gone; mkdir gone"),
         ("echo 1 >home/a; ln home/a home/b", "echo 2 >home/a"),
         ("echo 1 >home/a", "ln home/a home/b; echo 2 >home/a"),
+        // A nested overlay's own: its attributes have other names in the merged view.
+        (NESTED, "echo 1 >home/nested/f"),
+        (
+            NESTED,
+            "echo 1 >home/nested/f; rm home/nested/f; echo 2 >home/other",
+        ),
+        (NESTED, "rmdir home/nested"),
+        ("true", NESTED),
     ];
     for (first, second) in turns {
         let bench = Bench::new(image);
@@ -203,7 +387,7 @@ fn what_the_merged_view_cannot_be_told_is_refused_and_nothing_is_touched() {
         let (one, _) = bench.capture(&Index::default());
         bench.turn(second);
         let (two, _) = bench.capture(&one.index);
-        let plan = Plan::of(&bench.scanner(), &two.index, &one.tree);
+        let plan = Plan::of(&bench.scanner(), &two.index, &one.tree, PlanLimits::NONE);
         assert!(
             matches!(plan, Err(PlanError::Unsuitable { .. })),
             "{first} | {second}: {plan:?}"
@@ -225,10 +409,10 @@ fn half_of_a_way_back_is_undone() {
     let (two, reader_of_two) = bench.capture(&one.index);
     let now = list(&merged);
     let view = directory(&merged);
-    let plan = Plan::of(&scanner, &two.index, &one.tree).unwrap();
+    let plan = Plan::of(&scanner, &two.index, &one.tree, PlanLimits::NONE).unwrap();
     // Something is in the way of the last thing that is made.
     shell(&merged, "echo in the way >home/d");
-    assert!(plan.carry_out(view.as_fd(), &reader).is_err());
+    assert!(plan.carry_out(&scanner, view.as_fd(), &reader).is_err());
     assert_ne!(list(&merged), now);
     let index = put_back(&scanner, view.as_fd(), &two.index, &reader_of_two).unwrap();
     assert_eq!(list(&merged), now);

@@ -3,25 +3,35 @@
 //! are and hold.
 //!
 //! ```text
-//! counters --> files, read while it runs --> freeze: counters as before? --no--> files again
-//!                                              processes, memory
-//!                                            thaw
+//! counters --> files, read while it runs --> freeze: counters as before? --no--> what changed again
+//!                    ^         |                processes, memory
+//!                    +-moved?--+              thaw --> compared
 //! ```
-//! So the freeze is short where nothing writes, and both halves are of one instant.
+//! So the freeze is short, and both halves are of one instant. Where more changes than may be read
+//! in a freeze, nothing is told rather than something wrong.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use crab_api::tracer::Effects;
 use crab_runtime::{
-    files::{Difference, Verified},
-    procs::{MemoryVerdict, Portraits, ProcessDifference},
+    files::{Difference, Look},
+    procs::{MemoryVerdict, Portraits, ProcessDifference, Set},
 };
 use crab_store::{Manifest, ObjectReader, Tree};
 
 use super::{
-    Baseline, Capture, mount_table, roots::in_container, standing::Standing, take::same_epoch,
+    Baseline, Capture, Root, mount_table, roots::in_container, standing::Standing, take::same_epoch,
 };
 use crate::publish::PORTRAITS;
+
+/// How many bytes of files are read at most while the sandbox stands still.
+const MAX_FROZEN: u64 = 128 << 20;
+/// How often what changed meanwhile is read again before it is held still.
+const ROUNDS: usize = 3;
 
 /// What came of a comparison.
 #[derive(Debug)]
@@ -67,6 +77,29 @@ pub(super) struct Expected {
     without: Option<String>,
 }
 
+/// The files as they were read, by the positions of the roots.
+pub(super) struct Looks {
+    of_roots: Vec<(usize, Look)>,
+    /// The counters right before.
+    since: Option<Effects>,
+}
+
+impl Looks {
+    /// Whether nothing can have changed between two readings of the counters, and nothing did
+    /// while it was read.
+    fn hold_at(&self, now: Option<&Effects>) -> bool {
+        let mut each = self.of_roots.iter();
+        same_epoch(self.since.as_ref(), now) && each.all(|(_, look)| !look.is_torn())
+    }
+}
+
+/// What is known of the processes of a sandbox that stands still.
+pub(super) struct Half {
+    processes: Vec<ProcessDifference>,
+    alive: usize,
+    memory: MemoryVerdict,
+}
+
 impl Capture {
     /// Compares the sandbox with a checkpoint.
     pub(crate) fn verify(
@@ -76,19 +109,13 @@ impl Capture {
     ) -> Result<Verification> {
         let start = Instant::now();
         let expected = self.expected(manifest, reader)?;
-        let before = self.effects().ok();
-        let running = self.read_files(&expected)?;
+        let looks = self.look(&expected)?;
         let standing = self.stand()?;
-        let files = if same_epoch(before.as_ref(), standing.effects.as_ref())
-            && !standing.now.writes_unseen()
-            && running.iter().all(|(_, verified)| verified.torn.is_empty())
-        {
-            running
-        } else {
-            self.read_files(&expected)?
-        };
-        let mut verification = self.compare(&expected, files, &standing)?;
-        verification.frozen = self.go_on(standing, false)?;
+        let half = self.look_standing(&expected, looks, &standing);
+        let frozen = self.go_on(standing, false)?;
+        let (looks, half) = half?;
+        let mut verification = self.compare(&expected, looks, half)?;
+        verification.frozen = frozen;
         verification.took = start.elapsed();
         Ok(verification)
     }
@@ -132,52 +159,145 @@ impl Capture {
         })
     }
 
-    /// Reads all files, and compares them. By the positions of the roots.
-    pub(super) fn read_files(&self, expected: &Expected) -> Result<Vec<(usize, Verified)>> {
-        let roots = self.roots.iter().zip(&expected.trees).enumerate();
-        roots
-            .filter_map(|(at, (root, tree))| Some((at, root, tree.as_ref()?)))
-            .map(|(at, root, tree)| Ok((at, root.scanner.verify(tree)?)))
-            .collect()
+    /// Reads all files while the sandbox runs, and what changed meanwhile again.
+    pub(super) fn look(&self, expected: &Expected) -> Result<Looks> {
+        let since = self.effects().ok();
+        let mapped = self.mapped(&self.processes()?);
+        let of_roots = self
+            .expected_roots(expected)
+            .map(|(at, tree)| Ok((at, self.roots[at].scanner.look(tree, &mapped[at])?)))
+            .collect::<Result<_>>()?;
+        let mut looks = Looks { of_roots, since };
+        for _ in 0..ROUNDS {
+            let now = self.effects().ok();
+            if looks.hold_at(now.as_ref()) {
+                break;
+            }
+            let set = self.processes()?;
+            if let Some(again) = self.look_again(expected, &looks, &set, now, u64::MAX)? {
+                looks = again;
+            }
+        }
+        Ok(looks)
     }
 
-    /// Compares processes that stand still, and puts all together.
-    pub(super) fn compare(
+    /// Reads what may have changed since; nothing if that would be too much.
+    fn look_again(
         &self,
         expected: &Expected,
-        files: Vec<(usize, Verified)>,
+        looks: &Looks,
+        set: &Set,
+        since: Option<Effects>,
+        mut bytes: u64,
+    ) -> Result<Option<Looks>> {
+        let mapped = self.mapped(set);
+        let mut of_roots = Vec::with_capacity(looks.of_roots.len());
+        let trees = self.expected_roots(expected);
+        for ((at, tree), (_, earlier)) in trees.zip(&looks.of_roots) {
+            let root = &self.roots[at];
+            // In memory a store to a mapping moves no time, and the mapping may be gone.
+            let everything = root.mount.is_some();
+            let again =
+                root.scanner
+                    .look_again(tree, earlier, &mapped[at], everything, &mut bytes)?;
+            let Some(again) = again else {
+                return Ok(None);
+            };
+            of_roots.push((at, again));
+        }
+        Ok(Some(Looks { of_roots, since }))
+    }
+
+    /// Looks at a sandbox that stands still: at what has changed since it ran, and at its processes.
+    pub(super) fn look_standing(
+        &self,
+        expected: &Expected,
+        looks: Looks,
         standing: &Standing,
-    ) -> Result<Verification> {
+    ) -> Result<(Looks, Half)> {
         let now = &standing.now;
-        let (processes, memory) = match &expected.portraits {
-            None => {
-                let why = expected.without.clone().unwrap_or_default();
-                (Vec::new(), MemoryVerdict::Unknown(why))
-            }
-            Some(before) => {
-                let mut portraits = Portraits::of(now).context("look at the processes")?;
-                if !before.is_empty() && !now.is_empty() {
-                    // Tells which calls were interrupted.
-                    let earlier = self.known.baseline.as_ref().and_then(Baseline::content);
-                    let content = self.content(&standing.frozen, now, now, earlier)?;
-                    portraits.add_memory(content.as_ref().map_err(Clone::clone));
-                }
-                portraits.since(before)
+        let effects = self.effects_now();
+        let looks = if looks.hold_at(effects.as_ref()) && !now.writes_unseen() {
+            looks
+        } else {
+            match self.look_again(expected, &looks, now, effects, MAX_FROZEN)? {
+                Some(looks) => looks,
+                None => bail!(
+                    "more than {} MiB of files changed while they were read, which is too much to \
+                     read while the sandbox stands still; try again when it writes less",
+                    MAX_FROZEN >> 20
+                ),
             }
         };
-        let paths = files.iter().map(|(_, verified)| verified.paths).sum();
-        let in_container = |(at, verified): (usize, Verified)| {
-            let mount = self.roots[at].mount.clone();
-            let all = verified.differences.into_iter();
-            all.map(move |it| (in_container(mount.as_deref(), &it.path), it))
-        };
-        Ok(Verification {
-            files: files.into_iter().flat_map(in_container).collect(),
-            mounts: expected.mounts.clone(),
-            paths,
+        let (processes, memory) = self.compare_processes(expected, standing)?;
+        let half = Half {
             processes,
             alive: now.iter().count(),
             memory,
+        };
+        Ok((looks, half))
+    }
+
+    fn expected_roots<'a>(
+        &self,
+        expected: &'a Expected,
+    ) -> impl Iterator<Item = (usize, &'a Tree)> + use<'a> {
+        let trees = expected.trees.iter().enumerate();
+        trees.filter_map(|(at, tree)| Some((at, tree.as_ref()?)))
+    }
+
+    /// What processes may write with no time to tell of it, by root.
+    fn mapped(&self, set: &Set) -> Vec<HashSet<Vec<u8>>> {
+        let (mapped, mounts) = (set.shared_mappings(), self.mounts());
+        let within = |root: &Root| root.within(&mapped, &mounts).into_iter().collect();
+        self.roots.iter().map(within).collect()
+    }
+
+    /// Compares processes that stand still.
+    fn compare_processes(
+        &self,
+        expected: &Expected,
+        standing: &Standing,
+    ) -> Result<(Vec<ProcessDifference>, MemoryVerdict)> {
+        let now = &standing.now;
+        let Some(before) = &expected.portraits else {
+            let why = expected.without.clone().unwrap_or_default();
+            return Ok((Vec::new(), MemoryVerdict::Unknown(why)));
+        };
+        let mut portraits = Portraits::of(now).context("look at the processes")?;
+        if !before.is_empty() && !now.is_empty() {
+            // Tells which calls were interrupted.
+            let earlier = self.known.baseline.as_ref().and_then(Baseline::content);
+            let content = self.content(&standing.frozen, now, now, earlier)?;
+            portraits.add_memory(content.as_ref().map_err(Clone::clone));
+        }
+        Ok(portraits.since(before))
+    }
+
+    /// Puts all together. The sandbox may run on already.
+    pub(super) fn compare(
+        &self,
+        expected: &Expected,
+        looks: Looks,
+        half: Half,
+    ) -> Result<Verification> {
+        let mut files = Vec::new();
+        let mut paths = 0;
+        let trees = self.expected_roots(expected);
+        for ((at, tree), (_, look)) in trees.zip(looks.of_roots) {
+            let Root { scanner, mount, .. } = &self.roots[at];
+            let verified = look.compare(scanner, tree)?;
+            paths += verified.paths;
+            let all = verified.differences.into_iter();
+            files.extend(all.map(|it| (in_container(mount.as_deref(), &it.path), it)));
+        }
+        Ok(Verification {
+            files,
+            mounts: expected.mounts.clone(),
+            paths,
+            processes: half.processes,
+            alive: half.alive,
+            memory: half.memory,
             frozen: Duration::ZERO,
             took: Duration::ZERO,
         })

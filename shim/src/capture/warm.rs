@@ -19,15 +19,13 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
-    files::{Plan, PlanError, Renewed, put_back},
+    files::{Plan, PlanError, PlanLimits, Renewed, put_back},
     procs::Set,
 };
 use crab_store::{Digest, Manifest, ObjectReader, Tree, escape};
 use rustix::fs::{Mode, OFlags, fstat, open};
 
-use super::{
-    Capture, Verification, mount_table, roots::held_below, standing::Standing, verify::Expected,
-};
+use super::{Capture, Verification, mount_table, roots::held_below, standing::Standing};
 use crate::fault;
 
 /// How many paths are put back at most while the sandbox stands still, and how many bytes of
@@ -91,7 +89,11 @@ impl Capture {
             Err(why) => return Ok(Warm::Unsuitable(why)),
         };
         let expected = match verify {
-            true => Some(self.expected(target, reader)?),
+            true => {
+                let expected = self.expected(target, reader)?;
+                let looks = self.look(&expected)?;
+                Some((expected, looks))
+            }
             false => None,
         };
         let standing = self.stand()?;
@@ -116,25 +118,27 @@ impl Capture {
         self.known.base = self.effects_now();
         self.known.passed_over = false;
         // Before anything runs on.
-        let verification = expected
-            .map(|expected| self.compare_standing(&expected, &standing))
-            .transpose();
-        Ok(match self.go_on(standing, true) {
-            Ok(stood) => Warm::Done {
-                stood,
-                verification,
-            },
-            Err(error) => Warm::Torn(error),
+        let seen = Instant::now();
+        let seen = expected.map(|(expected, looks)| {
+            let half = self.look_standing(&expected, looks, &standing);
+            (expected, half, seen.elapsed())
+        });
+        let stood = match self.go_on(standing, true) {
+            Ok(stood) => stood,
+            Err(error) => return Ok(Warm::Torn(error)),
+        };
+        let verification = seen.map(|(expected, half, frozen)| {
+            let start = Instant::now();
+            let (looks, half) = half?;
+            let mut verification = self.compare(&expected, looks, half)?;
+            verification.frozen = frozen;
+            verification.took = frozen + start.elapsed();
+            Ok(verification)
+        });
+        Ok(Warm::Done {
+            stood,
+            verification: verification.transpose(),
         })
-    }
-
-    fn compare_standing(&self, expected: &Expected, standing: &Standing) -> Result<Verification> {
-        let start = Instant::now();
-        let files = self.read_files(expected)?;
-        let mut verification = self.compare(expected, files, standing)?;
-        verification.took = start.elapsed();
-        verification.frozen = verification.took;
-        Ok(verification)
     }
 
     /// What has to be done to each root; or why it cannot.
@@ -151,7 +155,10 @@ impl Capture {
             return Ok(Err("mounts in memory are others".into()));
         }
         let mut steps = Vec::with_capacity(self.roots.len());
-        let (mut paths, mut bytes) = (0, 0);
+        let mut left = PlanLimits {
+            paths: MAX_PATHS,
+            bytes: MAX_BYTES,
+        };
         for root in &self.roots {
             let mount = root.mount_bytes();
             let Some(digest) = root.tree_in(&target.files) else {
@@ -163,16 +170,15 @@ impl Capture {
                 Some(_) => root.scanner.root().try_clone_to_owned()?,
             };
             let tree = reader.tree(digest)?;
-            let plan = match Plan::of(&root.scanner, &root.index, &tree) {
+            let plan = match Plan::of(&root.scanner, &root.index, &tree, left) {
                 Ok(plan) => plan,
-                Err(why @ PlanError::Unsuitable { .. }) => return Ok(Err(why.to_string())),
+                Err(why @ (PlanError::Unsuitable { .. } | PlanError::TooMuch)) => {
+                    return Ok(Err(why.to_string()));
+                }
                 Err(error) => return Err(error.into()),
             };
-            paths += plan.len();
-            bytes += plan.bytes();
-            if paths > MAX_PATHS || bytes > MAX_BYTES {
-                return Ok(Err("too much has to be put back".into()));
-            }
+            left.paths -= plan.len();
+            left.bytes -= plan.bytes();
             steps.push(Step {
                 tree,
                 digest,
@@ -233,9 +239,10 @@ impl Capture {
 
     /// Does what is planned, and sees that it is done.
     fn change(&self, steps: &[Step], reader: &ObjectReader) -> Result<Vec<Renewed>> {
-        for (at, step) in steps.iter().enumerate() {
+        for (at, (root, step)) in self.roots.iter().zip(steps).enumerate() {
             fault::point(&self.container, &format!("warm-change-{at}"))?;
-            step.plan.carry_out(step.view.as_fd(), reader)?;
+            let view = step.view.as_fd();
+            step.plan.carry_out(&root.scanner, view, reader)?;
         }
         fault::point(&self.container, "warm-look")?;
         let roots = self.roots.iter().zip(steps);
