@@ -4,7 +4,8 @@
 //! A container that is started again on the same writable layer continues its
 //! history. One with another layer under the same name is another sandbox: the
 //! older history is kept under a name of its own. A wish to be restored
-//! (`crab restore`) is granted here, before anything of the container runs.
+//! (`crab restore`) is granted here, and files that an interrupted rollback left are put
+//! back, before anything of the container runs.
 
 use std::{
     collections::BTreeMap,
@@ -22,8 +23,8 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Client, Digest, ImageLayers, Limits, Manifest, ObjectReader, RestoreRequest, SandboxMeta,
-    SandboxStore, SandboxWriter, Store,
+    Client, Digest, ImageLayers, Limits, Manifest, ObjectReader, RestoreRequest, RollbackBegun,
+    SandboxMeta, SandboxStore, SandboxWriter, Store,
 };
 
 use crate::{
@@ -159,8 +160,21 @@ fn begin(
             images = restored.1;
             Some(restored.0)
         }
-        None => None,
+        None => {
+            if let Some(rollback) = writer.store().rollback_begun()? {
+                undo(container, &writer, &overlay, rollback).with_context(|| {
+                    format!(
+                        "the files are neither those of checkpoint {} nor those of checkpoint {}, \
+                         as a rollback was interrupted, and could not be put back",
+                        rollback.before, rollback.target
+                    )
+                })?;
+            }
+            None
+        }
     };
+    // One that is over, by the journal, may have left its note.
+    writer.store().end_rollback()?;
     // The superblock is another if the root was mounted again.
     let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
     Ok(Beginning {
@@ -242,6 +256,30 @@ pub(crate) fn can_restore(runtime: &Runtime, manifest: &Manifest) -> Result<()> 
             .can_restore()
             .with_context(|| format!("the checkpoint of turn {} holds processes", manifest.turn))?;
     }
+    Ok(())
+}
+
+/// Puts back the files of before a rollback that was interrupted.
+fn undo(
+    container: &Container,
+    writer: &SandboxWriter,
+    overlay: &OverlayMount,
+    rollback: RollbackBegun,
+) -> Result<()> {
+    let sandbox = writer.store();
+    let Some(manifest) = sandbox.manifest(rollback.before)? else {
+        bail!("checkpoint {} is gone", rollback.before);
+    };
+    let reader = sandbox.reader(&manifest)?;
+    let tree = reader.tree(manifest.files.upper)?;
+    Replacement::build(overlay, &tree, &reader)?
+        .exchange(container.bundle.rootfs())?
+        .keep();
+    tracing::warn!(
+        before = rollback.before.0,
+        target = rollback.target.0,
+        "a rollback was interrupted; the files are those of before"
+    );
     Ok(())
 }
 

@@ -28,6 +28,7 @@ use crate::{
     pack::{self, Location},
     reach,
     record::JournalRecord,
+    rollback::{ROLLBACK, ROLLBACK_FILE, RollbackBegun},
     sandbox::{
         MANIFEST, META, META_FILE, RESTORE, RESTORE_FILE, RestoreRequest, SandboxMeta, SandboxStore,
     },
@@ -55,6 +56,8 @@ pub enum Part {
     Meta,
     /// A wish to be restored.
     RestoreRequest,
+    /// The note of a rollback that is not over.
+    Rollback,
 }
 
 /// Something that is not as it was written.
@@ -360,7 +363,7 @@ impl Look {
         packs.find_map(|pack| there.iter().find(|(found, _)| found == pack).copied())
     }
 
-    /// Tags and the wish to be restored: is there what they promise?
+    /// Tags, the wish to be restored, and the way back of a rollback: is there what they promise?
     fn promises(&mut self, store: &SandboxStore) -> Result<(), ReadError> {
         let there = store.checkpoints()?;
         let promise = |look: &mut Self, part, path: &Path, checkpoint: TurnId| {
@@ -384,6 +387,11 @@ impl Look {
         let wish: Option<RestoreRequest> = self.small(store, part, RESTORE_FILE, &RESTORE);
         if let Some(wish) = wish {
             promise(self, part, &store.dir().join(RESTORE_FILE), wish.checkpoint);
+        }
+        let part = Part::Rollback;
+        let note: Option<RollbackBegun> = self.small(store, part, ROLLBACK_FILE, &ROLLBACK);
+        if let Some(note) = note {
+            promise(self, part, &store.dir().join(ROLLBACK_FILE), note.before);
         }
         Ok(())
     }

@@ -14,7 +14,8 @@
 //!
 //! Who is protected, and how:
 //! * the newest checkpoint of the branch that history is on, the newest by number, tagged
-//!   ones, the one of an open wish to be restored, and those that [`crate::SandboxWriter::hold`]
+//!   ones, the one of an open wish to be restored, that of before a
+//!   rollback that is not over, and those that [`crate::SandboxWriter::hold`]
 //!   or the caller names are never removed;
 //! * a checkpoint in the making borrows what it leans on (writer.rs);
 //! * readers have a lock (locks.rs): what they keep is freed the next time;
@@ -291,6 +292,8 @@ fn must_stay(
     stay.extend(lineage::head(&journal.records, published));
     let wish = store.restore_request().map_err(unknown)?;
     stay.extend(wish.map(|wish| wish.checkpoint));
+    let rollback = store.rollback_begun().map_err(unknown)?;
+    stay.extend(rollback.map(|rollback| rollback.before));
     for (_, tag) in store.tags()? {
         stay.insert(tag.map_err(unknown)?.checkpoint);
     }

@@ -14,6 +14,7 @@
 //!     ├── packs/<pack>.pack     the objects it added      (pack.rs, object.rs)
 //!     ├── tags/<name>.json      turns whose checkpoint is to stay     (tags.rs)
 //!     ├── damaged/<n>/          what a repair put aside             (repair.rs)
+//!     ├── rollback              files are being put back (rollback.rs)
 //!     └── restore               wish of `crab restore`, taken by the next start
 //! ```
 //!
@@ -64,6 +65,7 @@ mod reader;
 mod record;
 mod repair;
 mod retention;
+mod rollback;
 mod sandbox;
 mod stamp;
 mod store;
@@ -100,6 +102,7 @@ pub use record::{
 };
 pub use repair::Repaired;
 pub use retention::Limits;
+pub use rollback::RollbackBegun;
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
 pub use stamp::Stamp;
 pub use store::{DEFAULT_ROOT, Store};

@@ -241,7 +241,7 @@ impl Repair<'_> {
 
     /// Tags and wishes, now that it is known which checkpoints are left.
     fn promises(&mut self, found: &Checked) -> Result<(), FileError> {
-        self.all_of(found, &[Part::Tag, Part::RestoreRequest])
+        self.all_of(found, &[Part::Tag, Part::RestoreRequest, Part::Rollback])
     }
 
     fn all_of(&mut self, found: &Checked, parts: &[Part]) -> Result<(), FileError> {

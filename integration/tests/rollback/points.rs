@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! A rollback that fails at any of its steps, by a point that the shim has there: the sandbox is as it
-//! was. One whose shim is killed there is brought back by `crab restore`.
+//! was. One whose shim is killed there is brought back by `crab restore`, and a plain start has the
+//! files of before.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{Crab, DEBIAN, RunOptions, Sandbox, State, Testbed};
+use crab_integration::{Client, Crab, DEBIAN, RunOptions, Sandbox, State, Testbed};
 use crab_store::Class;
 
 use crate::{
@@ -137,29 +138,7 @@ fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
     let crab = testbed.crab();
     let client = testbed.ctr();
     for point in ["warm-look", "cold-exchange", "cold-look"] {
-        let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
-        let one = crab.turn_of(
-            &sandbox,
-            Class::Files,
-            "echo one >/root/f; echo one >/dev/shm/m",
-        )?;
-        crab.turn_of(
-            &sandbox,
-            Class::Files,
-            "echo two >/root/f; echo two >/dev/shm/m",
-        )?;
-        let armed = Points::arm(&[&format!("die {point}")])?;
-        let turn = one.number().to_string();
-        let mut args = vec!["rollback", sandbox.name(), "--turn", &turn];
-        if point.starts_with("cold") {
-            args.push("--cold");
-        }
-        ensure!(crab.run(&args)?.status != 0, "{point}: its shim lives");
-        ensure!(armed.left()?.is_empty(), "{point} was not met");
-        drop(armed);
-        sandbox
-            .wait_for(State::Stopped)
-            .or_else(|_| sandbox.wait_for(State::Gone))?;
+        let (sandbox, one) = killed_in_a_rollback(&crab, client, point)?;
         crab.restore(&sandbox, None)?;
         let found = crab.verify(&sandbox, None)?;
         ensure!(found["same"] == true, "{point}: {found}");
@@ -168,7 +147,7 @@ fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
             "two\ntwo",
             "{point}"
         );
-        crab.rollback_verified(&sandbox, one.number())?;
+        crab.rollback_verified(&sandbox, one)?;
         assert_eq!(
             sandbox.sh_ok("cat /root/f /dev/shm/m")?,
             "one\none",
@@ -176,5 +155,92 @@ fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
         );
     }
     ensure!(!Path::new(FILE).exists());
+    Ok(())
+}
+
+/// A sandbox after two turns, whose shim was killed on the way back to the first; and that turn.
+fn killed_in_a_rollback(crab: &Crab, client: Client, point: &str) -> Result<(Sandbox, u64)> {
+    let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;
+    let turn = |word: &str| {
+        let script = format!(
+            "echo {word} >/root/f; echo {word} >/root/z; rm -f /etc/issue; echo {word} >/dev/shm/m"
+        );
+        crab.turn_of(&sandbox, Class::Files, &script)
+    };
+    let one = turn("one")?.number();
+    turn("two")?;
+    let armed = Points::arm(&[&format!("die {point}")])?;
+    let asked = one.to_string();
+    let mut args = vec!["rollback", sandbox.name(), "--turn", &asked];
+    if point.starts_with("cold") {
+        args.push("--cold");
+    }
+    ensure!(crab.run(&args)?.status != 0, "{point}: its shim lives");
+    ensure!(armed.left()?.is_empty(), "{point} was not met");
+    drop(armed);
+    sandbox
+        .wait_for(State::Stopped)
+        .or_else(|_| sandbox.wait_for(State::Gone))?;
+    Ok((sandbox, one))
+}
+
+#[test]
+fn a_plain_start_after_a_shim_was_killed_half_way_has_the_files_of_before() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        // Changed in the root, and nothing in memory yet.
+        for point in ["warm-change-1", "cold-look"] {
+            let (sandbox, one) = killed_in_a_rollback(&crab, client, point)?;
+            let note = sandbox.store().join("rollback");
+            ensure!(note.exists(), "{point}: nobody would know");
+            let before = crab.last_turn(&sandbox)?;
+            sandbox.start_again()?;
+            assert_eq!(
+                sandbox.sh_ok("cat /root/f /root/z; ls /etc/issue /dev/shm/m 2>/dev/null; true")?,
+                "two\ntwo",
+                "{point}"
+            );
+            ensure!(!note.exists(), "{point}: it would be put back again");
+            let start = crab.wait_for_turn_after(&sandbox, before)?;
+            ensure!(start.is_whole(), "{point}: {start:?}");
+            // What was recorded since is what there was, and goes back as anything else.
+            let two = crab.turn_of(&sandbox, Class::Files, "echo three >/root/f")?;
+            crab.rollback_verified(&sandbox, one)?;
+            assert_eq!(sandbox.sh_ok("cat /root/f /root/z")?, "one\none", "{point}");
+            crab.rollback_verified(&sandbox, two.number())?;
+            assert_eq!(
+                sandbox.sh_ok("cat /root/f /root/z")?,
+                "three\ntwo",
+                "{point}"
+            );
+            ensure!(!note.exists(), "{point}: a note is left");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn files_that_cannot_be_put_back_are_not_recorded() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let (sandbox, _) = killed_in_a_rollback(&crab, testbed.ctr(), "warm-change-1")?;
+    let before = crab.last_turn(&sandbox)?;
+    let packs = sandbox.store().join("packs");
+    let aside = sandbox.store().join("packs.aside");
+    fs::rename(&packs, &aside)?;
+    sandbox.start_again().context("it hangs on the store")?;
+    fs::remove_dir_all(&packs).ok();
+    fs::rename(&aside, &packs)?;
+    assert_eq!(sandbox.sh_ok("echo alive")?, "alive");
+    let refused = crab.refusal(&["checkpoint", sandbox.name()])?;
+    ensure!(refused.line.contains("interrupted"), "{}", refused.line);
+    assert_eq!(crab.last_turn(&sandbox)?, before, "it was recorded");
+    // With the store back, so are the files.
+    sandbox.stop()?;
+    sandbox.start_again()?;
+    assert_eq!(sandbox.sh_ok("cat /root/f /root/z")?, "two\ntwo");
     Ok(())
 }

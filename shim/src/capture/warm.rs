@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! plan     by index and tree, while it runs        what cannot be done in place: not at all
+//! note     in the store, for whoever comes next, if we are killed
 //! freeze   processes and files as captured?        no: nothing was touched
 //! change   through the merged view                 fails: put back what was there
 //! look     every path is as it was wanted          no: the same
@@ -75,7 +76,7 @@ pub(crate) fn same_processes(target: &Manifest, now: &Manifest) -> Result<(), St
 
 impl Capture {
     /// Makes the files those of `target`, whose processes are those of `now`, the newest
-    /// checkpoint.
+    /// checkpoint. `note` is made before anything is touched.
     pub(crate) fn go_warm(
         &mut self,
         target: &Manifest,
@@ -83,6 +84,7 @@ impl Capture {
         now: &ObjectReader,
         rootfs: &Path,
         verify: bool,
+        note: impl FnOnce() -> Result<()>,
     ) -> Result<Warm> {
         let steps = match self.steps(target, reader, rootfs)? {
             Ok(steps) => steps,
@@ -96,6 +98,9 @@ impl Capture {
             }
             false => None,
         };
+        if steps.iter().any(|step| !step.plan.is_empty()) {
+            note()?;
+        }
         let standing = self.stand()?;
         let unsuitable = match self.suits(&standing, target, &steps) {
             Ok(Ok(())) => None,

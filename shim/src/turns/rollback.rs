@@ -2,7 +2,8 @@
 //! Bringing the live sandbox back to the end of an earlier turn, in place.
 //!
 //! ```text
-//! 1 checkpoint what is there now      the way back, if anything below fails
+//! 1 checkpoint what is there now      the way back, if anything below fails; a note of it in
+//!                                     the store, if the shim is killed
 //! warm: where the processes are the checkpoint's own, put back files alone ([`super::warm`])
 //! cold:
 //! 2 stage: image directory, new upper directory       the sandbox runs on
@@ -23,7 +24,8 @@ use std::{
 use anyhow::{Context, Error, Result};
 use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
 use crab_store::{
-    Class, Hold, JournalRecord, Manifest, ObjectReader, RollbackRecord, SandboxStore, TurnId,
+    Class, Hold, JournalRecord, Manifest, ObjectReader, RollbackBegun, RollbackRecord,
+    SandboxStore, TurnId,
 };
 
 use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
@@ -51,6 +53,31 @@ struct Target {
 struct WayBack {
     manifest: Manifest,
     images: Option<Images>,
+}
+
+/// A rollback that failed after it had begun.
+struct Fell {
+    error: Error,
+    /// The files are those of before.
+    is_whole: bool,
+}
+
+impl From<Error> for Fell {
+    /// Before anything was touched.
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            is_whole: true,
+        }
+    }
+}
+
+/// The files are whole: those of before, or those that were wanted and that the journal tells of.
+fn end_rollback(store: &SandboxStore) {
+    if let Err(error) = store.end_rollback() {
+        // The journal goes on, and tells that it is over.
+        tracing::error!(%error, "the note of the rollback is left");
+    }
 }
 
 impl Task {
@@ -83,10 +110,15 @@ impl Task {
                 verified = compared;
                 (stood, None)
             }
-            Tried::Cold(why) => (
-                self.go_cold(&store, manifest.clone(), now).await?,
-                Some(why),
-            ),
+            Tried::Cold(why) => match self.go_cold(&store, manifest.clone(), now).await {
+                Ok(stood) => (stood, Some(why)),
+                Err(Fell { error, is_whole }) => {
+                    if is_whole {
+                        end_rollback(&store);
+                    }
+                    return Err(error);
+                }
+            },
             Tried::Torn(error) => {
                 tracing::error!(error = %format!("{error:#}"), "files are torn; going back");
                 return Err(self.mend(&store, now, error).await);
@@ -104,6 +136,7 @@ impl Task {
                 warm: cold_because.is_none(),
             }));
         }
+        end_rollback(&store);
         self.tell(|status| status.checkpoint = Some(checkpoint));
         if verify && cold_because.is_some() {
             self.note_processes().await;
@@ -136,16 +169,22 @@ impl Task {
         store: &SandboxStore,
         manifest: Manifest,
         now: Manifest,
-    ) -> Result<Duration> {
+    ) -> Result<Duration, Fell> {
         let turn = manifest.turn;
         self.finish_removal().await;
         let (target, way_back) = self.prepare(store, manifest, now).await?;
+        let note = self.note_of_rollback(&target.manifest, &way_back.manifest)?;
+        let noted = store.clone();
+        blocking(move || Ok(noted.begin_rollback(note)?))
+            .await
+            .context("note the rollback, for the case that it is interrupted")?;
         let client = self
             .container
             .processes
-            .with(INIT, |p| p.client.clone())?
+            .with(INIT, |p| p.client.clone())
+            .map_err(Error::from)?
             .context("the container has no stdio")?;
-        self.container.processes.replacing()?;
+        self.container.processes.replacing().map_err(Error::from)?;
         let _still = Still::stand(self.container.clone());
         let start = Instant::now();
         let Err(error) = self.replace(target, &client).await else {
@@ -153,7 +192,7 @@ impl Task {
         };
         tracing::error!(turn = turn.0, error = %format!("{error:#}"), "rollback failed; going back");
         match self.go_back(way_back, &client).await {
-            Ok(()) => Err(error.context("the sandbox is as it was")),
+            Ok(()) => Err(error.context("the sandbox is as it was").into()),
             Err(again) => {
                 // Whatever came up of it is not the sandbox.
                 if let Err(left) = self.clear().await {
@@ -161,10 +200,14 @@ impl Task {
                 }
                 self.unrecorded = None;
                 self.container.processes.replace_failed();
-                Err(error.context(format!(
+                let error = error.context(format!(
                     "the sandbox has ended, as it could not be put back either ({again:#}); \
                      crab restore brings it back"
-                )))
+                ));
+                Err(Fell {
+                    error,
+                    is_whole: false,
+                })
             }
         }
     }
@@ -174,12 +217,29 @@ impl Task {
     async fn mend(&mut self, store: &SandboxStore, now: Manifest, error: Error) -> Error {
         let turn = now.turn;
         match self.go_cold(store, now.clone(), now).await {
-            Ok(_) => error.context("the sandbox is as it was"),
-            Err(again) => error.context(format!(
+            Ok(_) => {
+                end_rollback(store);
+                error.context("the sandbox is as it was")
+            }
+            Err(Fell { error: again, .. }) => error.context(format!(
                 "its files are neither as they were nor as they should be, and it could not be \
                  put back ({again:#}); checkpoint {turn} is as it was"
             )),
         }
+    }
+
+    /// What the store is told before files are changed.
+    pub(super) fn note_of_rollback(
+        &self,
+        target: &Manifest,
+        now: &Manifest,
+    ) -> Result<RollbackBegun> {
+        Ok(RollbackBegun {
+            before: now.turn,
+            target: target.turn,
+            next: self.history()?.next,
+            begun_ms: unix_ms(SystemTime::now()),
+        })
     }
 
     /// Keeps a checkpoint from being removed.

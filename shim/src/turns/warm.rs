@@ -7,7 +7,10 @@ use anyhow::{Context, Error, Result, bail};
 use crab_store::{Manifest, SandboxStore};
 
 use super::{Verified, task::Task};
-use crate::capture::{Warm, same_processes};
+use crate::{
+    capture::{Warm, same_processes},
+    fault,
+};
 
 /// What came of trying.
 pub(super) enum Tried {
@@ -43,9 +46,15 @@ impl Task {
         let (reader, reader_of_now) = (store.reader(target)?, store.reader(now)?);
         let rootfs = self.container.bundle.rootfs().to_path_buf();
         let manifest = target.clone();
+        let note = self.note_of_rollback(target, now)?;
+        let (store, container) = (store.clone(), self.container.clone());
+        let note = move || {
+            fault::point(&container, "warm-note")?;
+            Ok(store.begin_rollback(note)?)
+        };
         let warm = self
             .with_capture(move |capture| {
-                capture.go_warm(&manifest, &reader, &reader_of_now, &rootfs, verify)
+                capture.go_warm(&manifest, &reader, &reader_of_now, &rootfs, verify, note)
             })
             .await;
         Ok(match warm {
