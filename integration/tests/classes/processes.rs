@@ -79,9 +79,22 @@ const PROCESSES: &[Case] = &[
     case(Class::Full, "its log is emptied", "", ">/root/log"),
     case(
         Class::Full,
+        "a file that it holds open is moved",
+        "",
+        "mv /root/held /root/moved",
+    ),
+    case(
+        Class::Full,
+        "the directory in which it is is moved",
+        "",
+        "mv /root/cwd /root/elsewhere",
+    ),
+    case(Class::None, "it idled over that as well", "", "true"),
+    case(
+        Class::Full,
         "the directory in which it is is removed",
         "",
-        "rmdir /root/cwd",
+        "rmdir /root/elsewhere",
     ),
     case(
         Class::Processes,

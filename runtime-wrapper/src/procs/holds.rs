@@ -23,19 +23,16 @@ impl Set {
     /// open files, working directories, as paths in the container without the
     /// leading slash.
     pub fn references(&self) -> BTreeSet<Vec<u8>> {
-        let mut paths = BTreeSet::new();
-        for process in self.processes.values() {
-            let proc = process.dir();
-            for link in ["exe", "cwd", "root"] {
-                add_reference(&mut paths, &proc.join(link));
-            }
-            for dir in ["fd", "map_files"] {
-                for entry in fs::read_dir(proc.join(dir)).into_iter().flatten().flatten() {
-                    add_reference(&mut paths, &entry.path());
-                }
-            }
-        }
-        paths
+        self.processes.values().flat_map(references_of).collect()
+    }
+
+    /// The same of each process that matters. What it holds stays what it is while the process does
+    /// nothing; but the paths become others where files, or directories above them, are
+    /// moved or removed.
+    pub fn references_by_process(&self) -> References {
+        let each = self.relevant();
+        let each = each.map(|process| ((process.pid, process.start), references_of(process)));
+        References(each.collect())
     }
 
     /// Paths that some process maps shared and writable, in the container, without
@@ -214,19 +211,44 @@ pub fn descriptors(proc: &Path, kind: &str) -> impl Iterator<Item = (i32, u64)> 
         })
 }
 
-fn add_reference(paths: &mut BTreeSet<Vec<u8>>, link: &Path) {
-    let Ok(target) = fs::read_link(link) else {
-        return;
-    };
-    let bytes = target.into_os_string().into_vec();
-    if bytes.first() == Some(&b'/') {
-        let path = &bytes[1..];
+/// Paths by process, in the container and without the leading slash.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct References(BTreeMap<(i32, u64), BTreeSet<Vec<u8>>>);
+
+impl References {
+    /// A path by which a process of both holds something now, and did not earlier.
+    pub fn moved_since<'a>(&'a self, earlier: &'a Self) -> Option<&'a [u8]> {
+        self.0.iter().find_map(|(process, now)| {
+            let before = earlier.0.get(process)?;
+            now.difference(before).next().map(Vec::as_slice)
+        })
+    }
+}
+
+fn references_of(process: &Process) -> BTreeSet<Vec<u8>> {
+    let proc = process.dir();
+    let links = ["exe", "cwd", "root"].map(|link| proc.join(link));
+    let listed = ["fd", "map_files"].into_iter().flat_map(|dir| {
+        let entries = fs::read_dir(proc.join(dir)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    });
+    let mut paths = BTreeSet::new();
+    for link in links.into_iter().chain(listed) {
+        let target = fs::read_link(link).map(|target| target.into_os_string().into_vec());
+        let Some(path) = target
+            .as_ref()
+            .ok()
+            .and_then(|path| path.strip_prefix(b"/"))
+        else {
+            continue;
+        };
         // A file may be called so, too.
         if let Some(before) = path.strip_suffix(b" (deleted)") {
             paths.insert(before.to_vec());
         }
         paths.insert(path.to_vec());
     }
+    paths
 }
 
 /// The path of a line of `/proc/<pid>/maps` if the mapping is shared and may be

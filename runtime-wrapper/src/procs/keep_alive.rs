@@ -37,9 +37,6 @@ pub struct KeepAlive {
 struct Evidence {
     /// The same processes at the newest look.
     seen: Set,
-    /// After its start.
-    first: Content,
-    /// After what was done to it last.
     content: Content,
     /// Of a minimal init that has the command as its child.
     shape: Option<Digest>,
@@ -68,12 +65,8 @@ impl KeepAlive {
     /// Why they do not, or cannot be looked at. They are not trusted then.
     pub fn settle(&mut self, cgroup: &Cgroup) -> Result<(), String> {
         let earlier = self.evidence.take();
-        let first = earlier.map(|evidence| evidence.first);
-        let found = self.found(cgroup, first.as_ref())?;
-        self.evidence = Some(match first {
-            Some(first) => Evidence { first, ..found },
-            None => found,
-        });
+        let found = self.found(cgroup, earlier.as_ref().map(|it| &it.content))?;
+        self.evidence = Some(found);
         Ok(())
     }
 
@@ -89,9 +82,13 @@ impl KeepAlive {
         if self.own(all).since(&evidence.seen).is_none() {
             return Ok(());
         }
-        let now = self.found(cgroup, Some(&evidence.first))?;
-        let other = Some(&evidence.first);
-        if let Some(changed) = now.content.since_either(&evidence.content, other) {
+        let now = self.found(cgroup, Some(&evidence.content))?;
+        // One that catches signals can be told something by whoever sends one.
+        let changed = match now.seen.iter().any(Process::catches_signals) {
+            true => now.content.since(&evidence.content),
+            false => now.content.since_deaf(&evidence.content),
+        };
+        if let Some(changed) = changed {
             return Err(changed.to_string());
         }
         if now.shape != evidence.shape {
@@ -143,7 +140,6 @@ impl KeepAlive {
         let content = Content::of_waiting(&waits, earlier, MAX_HELD);
         let content = content.map_err(|error| error.to_string())?;
         Ok(Evidence {
-            first: content.clone(),
             content,
             seen: self.at_rest(cgroup)?,
             shape: its_shape,

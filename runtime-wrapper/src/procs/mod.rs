@@ -38,7 +38,7 @@ use std::{
 pub use self::{
     changes::ProcessChange,
     content::{Changed, Content, ContentError},
-    holds::descriptors,
+    holds::{References, descriptors},
     keep_alive::KeepAlive,
     listening::Listening,
     places::Places,
@@ -294,6 +294,13 @@ impl Process {
     /// (proc_pid_status(5)).
     pub fn inner_pid(&self) -> Option<u32> {
         read::last_number(&fs::read(self.dir().join("status")).ok()?, "NSpid:")
+    }
+
+    /// Whether it has a handler for any; what is not known counts as one.
+    fn catches_signals(&self) -> bool {
+        let status = fs::read(self.dir().join("status")).unwrap_or_default();
+        let caught = read::field(&status, "SigCgt:");
+        caught.is_none_or(|caught| caught.bytes().any(|digit| digit != b'0'))
     }
 
     /// By a signal or a tracer. While v1's freezer holds it, that is not to be seen.

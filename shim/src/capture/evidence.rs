@@ -169,7 +169,9 @@ impl Capture {
 
     /// After a restore by CRIU: which processes there are.
     pub(crate) fn note_restored(&mut self) -> Result<()> {
-        self.known.captured = Some(self.processes()?);
+        let set = self.processes()?;
+        self.known.references = set.references_by_process();
+        self.known.captured = Some(set);
         Ok(())
     }
 

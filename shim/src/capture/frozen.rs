@@ -150,6 +150,7 @@ impl Capture {
         if image {
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
+            self.known.references = stopped.references_by_process();
             base = watched.then(|| self.effects_now()).flatten();
         }
         let mut files = files?;

@@ -6,7 +6,10 @@
 
 use anyhow::Result;
 use crab_api::tracer::Effects;
-use crab_runtime::{procs::Set, system_v::Objects};
+use crab_runtime::{
+    procs::{References, Set},
+    system_v::Objects,
+};
 
 use super::{Baseline, Capture, Taken};
 
@@ -20,6 +23,8 @@ pub(crate) struct Known {
     pub(crate) baseline: Option<Baseline>,
     /// The same, whatever they have done since: told, and nothing is decided by it.
     pub(crate) captured: Option<Set>,
+    /// By which paths they held what they hold, at their newest image.
+    pub(crate) references: References,
     /// The newest capture holds processes, by an image or as missing.
     pub(crate) some_processes: bool,
     /// System V IPC objects as of the newest capture; nothing if they could not be listed.

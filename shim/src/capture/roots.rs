@@ -237,8 +237,9 @@ impl Capture {
         Ok(staged)
     }
 
-    /// A changed or removed file that a process holds on to: CRIU compares them
-    /// on restore, so that the older image would not fit the newer files.
+    /// A file that a process holds on to, and that was changed, moved or removed: CRIU looks for
+    /// it by its path on restore, and compares it, so that the older image would not fit the newer
+    /// files.
     /// What is passed over needs to fit nothing: it is as the older image has it, in the older
     /// file image.
     pub(super) fn held_change(&self, judged: &Judged, set: &Set) -> Option<String> {
@@ -257,7 +258,12 @@ impl Capture {
             let touched = |change: &&Change| touches(change, &held);
             scan.changes().iter().find(touched).map(|c| escape(&c.path))
         };
-        self.roots.iter().zip(&scans.scans).find_map(in_use)
+        let changed = self.roots.iter().zip(&scans.scans).find_map(in_use);
+        // What was moved is new by the path by which it is held, and removed by another.
+        changed.or_else(|| {
+            let now = set.references_by_process();
+            now.moved_since(&self.known.references).map(escape)
+        })
     }
 
     /// Sorts what changed into what matters and what does not.

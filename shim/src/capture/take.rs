@@ -265,5 +265,7 @@ impl Look {
 
 /// Why a change of a file needs an image.
 pub(super) fn by_held_file(path: &str) -> ProcessHalf {
-    ProcessHalf::Image(format!("{path} changed, which a process holds"))
+    ProcessHalf::Image(format!(
+        "{path} was changed or moved, which a process holds"
+    ))
 }

@@ -49,12 +49,13 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn has_pages_of(&self, before: &Self) -> bool {
-        self.pages == before.pages
+    pub(super) fn is(&self, before: &Self) -> bool {
+        self.has_pages_of(before) && self.near_stacks.is(&before.near_stacks)
     }
 
-    pub(super) fn is_near_stacks(&self, before: &Self) -> bool {
-        self.near_stacks.is(&before.near_stacks)
+    /// The same, what is near a stack pointer left out.
+    pub(super) fn has_pages_of(&self, before: &Self) -> bool {
+        self.pages == before.pages
     }
 
     pub(super) fn digest(&self) -> MemoryDigest {

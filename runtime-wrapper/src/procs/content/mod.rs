@@ -155,25 +155,22 @@ impl fmt::Display for Changed {
 }
 
 impl Held {
-    /// What of it is another than before. Registers, and what is near a stack pointer, may
-    /// also be as they were in the `other` record.
-    fn since(&self, before: &Self, other: Option<&Self>) -> Option<String> {
-        let same_threads = |before: &Self| {
-            self.threads.len() == before.threads.len()
-                && self.threads.iter().all(|(tid, registers)| {
-                    let earlier = before.threads.get(tid);
-                    earlier.is_some_and(|earlier| registers.are(earlier))
-                })
+    /// What of it is another than before; without `stacks`, registers and what is near a stack
+    /// pointer are left out.
+    fn since(&self, before: &Self, stacks: bool) -> Option<String> {
+        let same_threads = self.threads.keys().eq(before.threads.keys());
+        let threads = self.threads.values().zip(before.threads.values());
+        let same_registers = || threads.into_iter().all(|(now, before)| now.are(before));
+        let memory = match stacks {
+            true => self.memory.is(&before.memory),
+            false => self.memory.has_pages_of(&before.memory),
         };
-        let either = |is: &dyn Fn(&Self) -> bool| is(before) || other.is_some_and(is);
-        let memory = self.memory.has_pages_of(&before.memory)
-            && either(&|before| self.memory.is_near_stacks(&before.memory));
         let parts = [
             (self.standing == before.standing, "state"),
             (self.open == before.open, "open files"),
             (self.layout == before.layout, "mappings"),
             (memory, "memory"),
-            (either(&same_threads), "threads"),
+            (same_threads && (!stacks || same_registers()), "threads"),
         ];
         let changed: Vec<&str> = parts
             .into_iter()
@@ -236,23 +233,24 @@ impl Content {
 
     /// How it differs from an earlier record, if it does.
     pub fn since(&self, before: &Self) -> Option<Changed> {
-        self.since_either(before, None)
+        self.compare(before, true)
     }
 
-    /// The same where threads may also be where they were in the `other` record: `before`, a
-    /// dump had broken off their calls, which takes them another way for once.
-    pub(super) fn since_either(&self, before: &Self, other: Option<&Self>) -> Option<Changed> {
+    /// The same of what has no way to be told anything but by what it has open: it may be at
+    /// another place of what it does all the time, so that registers and what is near a stack
+    /// pointer are left out.
+    pub(super) fn since_deaf(&self, before: &Self) -> Option<Changed> {
+        self.compare(before, false)
+    }
+
+    fn compare(&self, before: &Self, stacks: bool) -> Option<Changed> {
         if !self.processes.keys().eq(before.processes.keys()) {
             return Some(Changed("there are other processes".into()));
         }
         let both = self.processes.iter().zip(before.processes.values());
-        let mut changed = both.into_iter().filter_map(|((key, held), before)| {
-            let other = other.and_then(|other| other.processes.get(key));
-            let what = held.since(before, other)?;
-            Some(format!(
-                "{what} of process {} ({}) changed",
-                key.0, held.comm
-            ))
+        let mut changed = both.into_iter().filter_map(|(((pid, _), held), before)| {
+            let what = held.since(before, stacks)?;
+            Some(format!("{what} of process {pid} ({}) changed", held.comm))
         });
         // One is enough to say.
         let process = changed.next();

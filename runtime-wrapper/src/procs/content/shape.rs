@@ -6,15 +6,13 @@ use std::{fs, io, os::unix::ffi::OsStrExt};
 
 use crab_store::Digest;
 
-use super::{super::read::look, Process, areas::areas, device, digests::Hash};
+use super::{Process, areas::areas, digests::Hash};
 
 /// Its program, its threads, how its memory is laid out, and what it has open, by name.
 pub(in super::super) fn shape(process: &Process) -> io::Result<Digest> {
     let proc = process.dir();
     let mut hash = Hash::new();
-    let program = look(&proc.join("exe"))?;
-    hash.word(device(&program));
-    hash.word(program.stx_ino);
+    hash.text(fs::read_link(proc.join("exe"))?.as_os_str().as_bytes());
     hash.word(process.threads.len() as u64);
     areas(&proc)?
         .iter()

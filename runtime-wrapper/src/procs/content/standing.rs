@@ -65,7 +65,14 @@ pub(super) fn read(proc: &Path, tids: &[i32], hash: &mut Hash) -> io::Result<()>
     for name in WHOLE {
         hash.text(&fs::read(proc.join(name))?);
     }
-    for name in ["exe", "cwd", "root"] {
+    // By name: its inode in an overlay is another once its file was copied up, for a mode or
+    // an owner. One that is replaced is "(deleted)".
+    hash.text(
+        fs::read_link(proc.join("exe"))?
+            .as_os_str()
+            .as_encoded_bytes(),
+    );
+    for name in ["cwd", "root"] {
         let link = proc.join(name);
         hash.text(fs::read_link(&link)?.as_os_str().as_encoded_bytes());
         let file = look(&link)?;
