@@ -154,12 +154,15 @@ impl Capture {
     fn processes_with_evidence(&mut self) -> Result<(Set, Option<String>)> {
         let all = Set::of(&self.cgroup, None)?;
         let looked = match &mut self.keep_alive {
-            Some(rule) => rule.look(&self.cgroup, &all),
-            None => Ok(()),
+            // Otherwise it is looked at as any process, and a second look would wake it.
+            Some(rule) if !self.lasting.is_there() => rule.look(&self.cgroup, &all),
+            _ => Ok(()),
         };
         let doubt = looked.err().map(|why| {
             self.keep_alive = None;
-            format!("the init does more than hold the container open: {why}")
+            let doubt = format!("the init does more than hold the container open: {why}");
+            tracing::info!("{doubt}");
+            doubt
         });
         Ok((self.that_matter(all), doubt))
     }
@@ -168,6 +171,7 @@ impl Capture {
     /// image was made of it, which changes what is in it.
     pub(crate) fn settle_init(&mut self) {
         if let Some(rule) = &mut self.keep_alive
+            && !self.lasting.is_there()
             && let Err(why) = rule.settle(&self.cgroup)
         {
             tracing::info!(why, "the init is not known to only hold the container open");
