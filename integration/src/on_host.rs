@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{processes, sandbox::Sandbox};
+use crate::{processes, sandbox::Sandbox, testbed::poll};
 
 /// How long what was killed may take to end.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -84,5 +84,36 @@ impl Sandbox {
             processes::wait_gone(*pid, LIMIT)?;
         }
         Ok(killed)
+    }
+
+    /// Waits until containerd has cleaned up after its shim, which was killed: of what ran
+    /// inside, and of what worked on it, nothing is left.
+    pub fn wait_until_cleaned_up(&self, inside: &[u32]) -> Result<()> {
+        for pid in inside {
+            processes::wait_gone(*pid, LIMIT)?;
+        }
+        poll("the runtimes have ended", LIMIT, || {
+            let left = ["runc", "criu"].map(processes::named).concat();
+            Ok(left.is_empty().then_some(()))
+        })?;
+        poll("containerd has cleaned up", LIMIT, || {
+            Ok(self.left_of_it()?.is_empty().then_some(()))
+        })
+        .with_context(|| format!("left: {:?}", self.left_of_it()))
+    }
+
+    /// What there is of it beside its history, when it does not run.
+    fn left_of_it(&self) -> Result<Vec<String>> {
+        let bundle = self.bundle().display().to_string();
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let mut left: Vec<String> = mounts
+            .lines()
+            .filter(|line| line.contains(&bundle))
+            .map(str::to_owned)
+            .collect();
+        let dirs = [self.staging(), self.run_dir()];
+        let dirs = dirs.iter().filter(|dir| dir.exists());
+        left.extend(dirs.map(|dir| dir.display().to_string()));
+        Ok(left)
     }
 }

@@ -229,6 +229,36 @@ pub fn unmount_strict(target: &Path) -> Result<(), MountError> {
     unmount(target, UnmountFlags::empty()).map_err(|e| MountError::new("unmount", target, e))
 }
 
+/// Unmounts whatever is mounted below a directory: what a killed CRIU has left, which mounts the
+/// host's cgroups below its working directory while it restores (`.criu.cgyard.*`).
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn unmount_below(dir: &Path) -> Result<(), MountError> {
+    let table = Path::new("/proc/self/mountinfo");
+    let table = fs::read(table).map_err(|e| MountError::new("read", table, e))?;
+    let below = points(&table).into_iter().rev();
+    for point in below.filter(|point| point.starts_with(dir)) {
+        unmount(&point, UnmountFlags::DETACH).map_err(|e| MountError::new("unmount", &point, e))?;
+    }
+    Ok(())
+}
+
+/// Removes a directory with all that is in it, but nothing of what is mounted there: that is
+/// unmounted first.
+///
+/// # Errors
+/// When the kernel refuses; nothing was removed if it did not let go of a mount.
+pub fn remove_tree(dir: &Path) -> Result<(), MountError> {
+    unmount_below(dir)?;
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(MountError::new("remove", dir, error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A writable tmpfs of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tmpfs {

@@ -27,6 +27,7 @@ use crate::{
     criu::{self, Begun, Extent, Request, SessionError},
     deadline::Deadline,
     driver::{Dialect, Driver, Program, Support},
+    mount::unmount_below,
     program::path_with,
     reaper::{Limit, Reaper},
     sealed::{self, Sealer},
@@ -400,6 +401,12 @@ impl Runtime {
     /// # Errors
     /// When the runtime refuses.
     pub fn delete(&self) -> Result<(), OciError> {
+        // A runc that was killed while CRIU restored has left the root mounted for that
+        // (`criu-root`). It would keep its directory, and say that all went well.
+        let state = self.root.join(&self.id);
+        if let Err(error) = unmount_below(&state) {
+            tracing::warn!(%error, "what the runtime has mounted stays mounted");
+        }
         let mut call = self.call("delete");
         let command = &mut call.command;
         command.arg("--force").arg(&self.id);

@@ -20,7 +20,7 @@ use crab_runtime::{
     cgroup::Cgroup,
     driver::Program,
     hooks,
-    mount::unmount_all,
+    mount::{unmount_all, unmount_below},
     netns,
     oci::Runtime,
     orphans,
@@ -50,6 +50,7 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
     let note = |name: &str| fs::read_to_string(bundle.join(name)).ok();
     let directories = Directories::of_bundle(&bundle);
     let netns = directories.as_ref().map(Directories::netns);
+    let restoring = directories.as_ref().and_then(|it| it.restoring.clone());
     let dirs: Vec<PathBuf> = directories.into_iter().flat_map(Directories::all).collect();
     // Gone if the shim has done all this before it ended, which is how it mostly ends.
     if let Some(program) = note(RUNTIME_FILE) {
@@ -57,6 +58,9 @@ pub(crate) fn delete(args: &Args) -> Result<Vec<u8>> {
         end_container(args, &bundle, program, &dirs)?;
     }
     unmount_all(&bundle.join("rootfs"))?;
+    if let Some(dir) = restoring {
+        unmount_below(&dir)?;
+    }
     if let Some(netns) = netns {
         netns::remove(&netns)?;
     }

@@ -13,7 +13,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use crab_runtime::oci::OciError;
+use crab_config::Config;
+use crab_runtime::{mount::remove_tree, oci::OciError};
 use crab_store::SandboxId;
 
 use crate::sandbox::{Host, make_private_dir};
@@ -73,18 +74,23 @@ impl CriuWork {
             let _ = fs::remove_file(work.log());
             return Ok(work);
         }
-        let all = host.config.run_dir.join("criu");
-        let path = all.join(format!("{}.{}.{}", id.namespace(), id.id(), verb.word()));
-        if path.exists() {
-            fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
-        }
+        let path = Self::ours(&host.config, id, verb);
+        remove_tree(&path)?;
         make_private_dir(&path)?;
-        forget_old(&all);
+        if let Some(all) = path.parent() {
+            forget_old(all);
+        }
         Ok(Self {
             path,
             verb,
             ours: true,
         })
+    }
+
+    /// Where it is ours.
+    pub(crate) fn ours(config: &Config, id: &SandboxId, verb: Verb) -> PathBuf {
+        let name = format!("{}.{}.{}", id.namespace(), id.id(), verb.word());
+        config.run_dir.join("criu").join(name)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -110,7 +116,7 @@ impl CriuWork {
     /// It went well: CRIU's log is of no more use, but to a client who wants it.
     pub(crate) fn done(self) {
         if self.ours {
-            let _ = fs::remove_dir_all(&self.path);
+            let _ = remove_tree(&self.path);
         }
     }
 }
@@ -126,7 +132,7 @@ fn forget_old(all: &Path) {
         .collect();
     dirs.sort();
     for (_, dir) in dirs.iter().rev().skip(MAX_KEPT) {
-        let _ = fs::remove_dir_all(dir);
+        let _ = remove_tree(dir);
     }
 }
 

@@ -15,6 +15,8 @@ use crab_config::Config;
 use crab_store::SandboxId;
 use serde::{Deserialize, Serialize};
 
+use crate::criu_work::{CriuWork, Verb};
+
 /// The file in the bundle.
 const FILE: &str = "directories.json";
 
@@ -27,6 +29,10 @@ pub(crate) struct Directories {
     pub(crate) memory: PathBuf,
     /// The same, on disk.
     pub(crate) disk: PathBuf,
+    /// Where CRIU works while it restores. It stays, with the log of a failure, but for what CRIU
+    /// mounts there. Bundles of older shims do not say.
+    #[serde(default)]
+    pub(crate) restoring: Option<PathBuf>,
 }
 
 impl Directories {
@@ -37,6 +43,7 @@ impl Directories {
             run: paths::sandbox_dir(&config.run_dir, id.namespace(), id.id()),
             memory: staging(config.staging_dir()),
             disk: staging(config.store.join("staging")),
+            restoring: Some(CriuWork::ours(config, id, Verb::Restore)),
         }
     }
 

@@ -45,27 +45,6 @@ const MOMENTS: [Moment; 4] = [
     }),
 ];
 
-/// Nothing of a container that containerd has cleaned up may be left.
-fn wait_until_cleaned_up(sandbox: &Sandbox, inside: &[u32]) -> Result<()> {
-    for pid in inside {
-        processes::wait_gone(*pid, LIMIT)?;
-    }
-    poll("the runtimes have ended", LIMIT, || {
-        let left = ["runc", "criu"].map(processes::named).concat();
-        Ok(left.is_empty().then_some(()))
-    })?;
-    poll("containerd has cleaned up", LIMIT, || {
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let bundle = sandbox.bundle();
-        let left = mounts.contains(&*bundle.to_string_lossy())
-            || sandbox.staging().exists()
-            || Path::new("/run/crab/sandboxes")
-                .join(sandbox.sandbox_id())
-                .exists();
-        Ok((!left).then_some(()))
-    })
-}
-
 fn kill_shim_in_a_checkpoint(client: Client, crab: &Crab, moment: &Moment) -> Result<()> {
     let (what, is_now) = moment;
     let sandbox = client.run(DEBIAN, RunOptions::new())?;
@@ -88,7 +67,7 @@ fn kill_shim_in_a_checkpoint(client: Client, crab: &Crab, moment: &Moment) -> Re
     processes::wait_gone(shim, LIMIT)?;
     // Whatever became of it.
     let _ = exec.wait();
-    wait_until_cleaned_up(&sandbox, &inside)?;
+    sandbox.wait_until_cleaned_up(&inside)?;
 
     let turns = crab.turns(&sandbox)?;
     let head = turns.head.context("no checkpoint is left")?.0;
@@ -121,6 +100,39 @@ fn a_shim_killed_in_the_middle_of_a_checkpoint_loses_no_published_one() -> Resul
             before.wait_for_nothing_left()?;
         }
     }
+    Ok(())
+}
+
+/// What CRIU mounts beside its log while it restores, and runc beside its state.
+fn mounted_for_a_restore() -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.matches("/run/crab/criu/").count() + table.matches("/criu-root ").count()
+}
+
+#[test]
+fn a_shim_killed_in_the_middle_of_a_restore_leaves_no_mounts_and_is_restored() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(&crab, &sandbox, 16)?;
+    assert_eq!(counter.ask()?.0, 1);
+    let inside = sandbox.crash()?;
+    sandbox.wait_until_cleaned_up(&inside)?;
+    let id = sandbox.sandbox_id();
+    let restoring = crab.tool(&["restore", &id]).start()?;
+    catch("CRIU mounts the cgroups", LIMIT, || {
+        mounted_for_a_restore() > 2
+    })?;
+    processes::kill(sandbox.shim()?)?;
+    // Whatever became of it.
+    restoring.wait()?;
+    sandbox.wait_until_cleaned_up(&[])?;
+    assert_eq!(mounted_for_a_restore(), 0);
+    if sandbox.state()? != State::Running {
+        crab.restore(&sandbox, None)?;
+    }
+    assert_eq!(counter.ask()?.0, 2);
     Ok(())
 }
 

@@ -28,7 +28,7 @@ use crab_runtime::{
     cgroup::Cgroup,
     criu::Criu,
     driver::Program,
-    mount::{MountRequest, mount_request, unmount_all},
+    mount::{MountRequest, mount_request, unmount_all, unmount_below},
     netns,
     oci::Runtime,
     reaper::Reaper,
@@ -396,7 +396,15 @@ impl Container {
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
         }
-        let Directories { run, memory, disk } = self.directories();
+        let Directories {
+            run,
+            memory,
+            disk,
+            restoring,
+        } = self.directories();
+        if let Some(restoring) = restoring {
+            unmount_below(&restoring)?;
+        }
         for dir in [memory, disk] {
             // Of a dump that failed half way.
             let _ = fs::remove_dir_all(dir);
