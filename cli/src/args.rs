@@ -9,6 +9,7 @@ use crab_store::TagName;
 
 use crate::{
     error::{CliError, Code},
+    fork::{Pattern, Point},
     named::TurnName,
     units,
 };
@@ -37,6 +38,7 @@ A first walk:
   crab diff -u demo 0 1          what differs between the ends of two turns
   crab rollback demo --turn 0    as if it had never been
   crab verify demo               whether it is as the checkpoint has it
+  crab fork demo@1 --count 2     two more containers, as demo was at turn 1
   crab tag demo 1 good           keep turn 1, and call it good
   crab du                        how much disk all that takes
   crab doctor                    whether this host has what Crab needs
@@ -235,6 +237,30 @@ pub(crate) enum Command {
         /// the newest state that was saved
         #[arg(long, value_name = "TURN")]
         turn: Option<TurnName>,
+    },
+    /// Run copies of a sandbox
+    ///
+    /// Each is a container of its own, made by the client that made the sandbox
+    /// (containerd or Docker), and begins as the sandbox is now, or was at the
+    /// end of turn N: the same files, the same processes with what is in their
+    /// memory. It has its own id, writable layer, cgroup, network namespace and
+    /// history. Connections are closed in it; docs/clones.md tells what copies
+    /// share. A live sandbox stands still for no longer than for a checkpoint.
+    ///
+    /// What fails is said, leaves nothing behind, and costs the others nothing:
+    /// then this ends with 1.
+    Fork {
+        /// The sandbox, and with @N the turn: its number, or a name that
+        /// `crab tag` gave it
+        #[arg(value_name = "S[@N]")]
+        point: Point,
+        /// How many copies
+        #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        count: u32,
+        /// What they are called: {n} is the number of each, from 1; without
+        /// this, the next free of <S>-fork1, <S>-fork2, ...
+        #[arg(long, value_name = "PATTERN")]
+        name: Option<Pattern>,
     },
     /// Give a turn a name, and keep its checkpoint
     ///

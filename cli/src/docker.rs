@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! The names that Docker gave to containers.
+//! The names that Docker gave to containers; its API is in [`api`].
 //!
 //! Docker's own record of a container is read, not its API: names are wanted
 //! most when dockerd is down. A name is only ever a convenience, so whatever
 //! cannot be read has none.
+
+pub(crate) mod api;
 
 use std::{collections::BTreeMap, fs, path::Path};
 

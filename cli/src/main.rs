@@ -4,7 +4,8 @@
 //!
 //! `ps`, `turns` and `show` read the store and need no daemon; what lives is
 //! asked of the sandbox's own shim. Nothing here changes a sandbox by itself:
-//! the shim does, and for `restore` the containerd client that made it.
+//! the shim does, and for `restore` the containerd client that made it. `fork` has
+//! containerd or Docker make containers, and their shims make copies of them.
 //!
 //! Whatever happens ends in one place: text on standard output and exit code 0,
 //! or one line on standard error and the code that `--help` documents. Only a
@@ -14,6 +15,7 @@
 mod args;
 mod catalog;
 mod checkpoint;
+mod containerd;
 mod context;
 mod diff;
 mod docker;
@@ -21,9 +23,11 @@ mod doctor;
 mod du;
 mod effects;
 mod error;
+mod fork;
 mod fsck;
 mod gc;
 mod history;
+mod interrupt;
 mod live;
 mod named;
 mod output;
@@ -113,6 +117,11 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
             }
             Command::Restore { sandbox, turn } => {
                 restore::run(&context()?, &sandbox, turn.as_ref()).await?
+            }
+            Command::Fork { point, count, name } => {
+                let wish = fork::Wish { point, count, name };
+                let (text, whole) = fork::run(&context()?, wish).await?;
+                return Ok((text, end(whole)));
             }
             Command::Tag {
                 sandbox,

@@ -132,6 +132,7 @@ fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
     let ended = journal.records.iter().filter_map(|record| match record {
         JournalRecord::Turn(record) => Some(record.ended_ms),
         JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
+        JournalRecord::Fork(record) => Some(record.at_ms),
         JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Unknown => {
             None
         }

@@ -19,15 +19,13 @@ use std::{
 use crab_store::{
     Client, JournalRecord, Manifest, RestoreRequest, SandboxId, SandboxStore, TurnId,
 };
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::sleep,
-};
+use tokio::time::sleep;
 
 use crate::{
     context::Context,
     docker,
     error::{CliError, Code, StoreError},
+    interrupt,
     live::{Live, NoAnswer},
     named::TurnName,
     output::{duration, now_ms},
@@ -79,6 +77,7 @@ pub(crate) async fn run(
         turn,
         checkpoint: manifest.turn,
         requested_ms: now_ms(),
+        fork: false,
     };
     sandbox
         .request_restore(request)
@@ -159,7 +158,8 @@ fn check(sandbox: &SandboxStore, manifest: &Manifest) -> Result<(), StoreError> 
     Ok(())
 }
 
-fn client(sandbox: &SandboxStore) -> Result<Client, StoreError> {
+/// Who made its container.
+pub(crate) fn client(sandbox: &SandboxStore) -> Result<Client, StoreError> {
     let by_namespace = match sandbox.id().namespace() {
         docker::NAMESPACE => Client::Docker,
         _ => Client::Containerd,
@@ -219,15 +219,13 @@ fn restores(sandbox: &SandboxStore) -> Result<usize, String> {
 
 /// So that the wish is taken back when the user loses patience.
 async fn unless_interrupted<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-    ) else {
-        return work.await;
+    let interrupted = async {
+        if !interrupt::wait().await {
+            std::future::pending::<()>().await;
+        }
     };
     tokio::select! {
         done = work => done,
-        _ = interrupt.recv() => Err("interrupted".to_owned()),
-        _ = terminate.recv() => Err("interrupted".to_owned()),
+        () = interrupted => Err("interrupted".to_owned()),
     }
 }

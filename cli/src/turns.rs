@@ -291,6 +291,10 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
             row[2] = count_of(count, "checkpoint", "checkpoints");
             row[10] = cell(&removal.why, MAX_NOTE);
         }
+        JournalRecord::Fork(fork) => {
+            row[1] = "fork".to_owned();
+            row[2] = format!("of {} at turn {}", fork.from, fork.turn);
+        }
         JournalRecord::Turn(_) | JournalRecord::Unknown => {
             row[10] = "a record of a later version of crab".to_owned();
         }

@@ -74,6 +74,11 @@ impl<'a> Counter<'a> {
         Ok(Self { crab, sandbox })
     }
 
+    /// The one that came with a copy of a sandbox.
+    pub fn of(crab: &'a Crab, sandbox: &'a Sandbox) -> Self {
+        Self { crab, sandbox }
+    }
+
     /// Asks it once, as a turn.
     pub fn ask(&self) -> Result<(u64, Turn)> {
         let (said, turn) = self

@@ -14,6 +14,7 @@
 //! * the archive of a tmpfs is replaced where the file image is newer than the
 //!   process image.
 
+mod another;
 mod exchange;
 mod left_out;
 mod pages;
@@ -40,6 +41,7 @@ use thiserror::Error;
 use self::pages::PageMap;
 pub(crate) use self::request::Request;
 pub use self::{
+    another::{holds_connections, move_cgroups, rename_host},
     exchange::{lay_out, release_netns},
     left_out::{LeftOut, leave_out},
     remainder::Remainder,

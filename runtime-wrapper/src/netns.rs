@@ -11,14 +11,16 @@
 
 use std::{
     fs, io,
+    os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::mpsc,
     thread,
 };
 
 use rustix::{
     mount::{UnmountFlags, mount_bind, unmount},
     net::{AddressFamily, SocketType, socket},
-    thread::UnshareFlags,
+    thread::{LinkNameSpaceType, UnshareFlags, gettid, move_into_link_name_space},
 };
 use thiserror::Error;
 
@@ -63,6 +65,52 @@ pub fn create(path: &Path) -> Result<(), NetnsError> {
         return Err(error("make")(source));
     }
     Ok(())
+}
+
+/// A thread of this process in a network namespace, for whoever knows a namespace only by a
+/// process in it (`/proc/<id>/ns/net`), while none is. Gone when dropped.
+#[derive(Debug)]
+pub struct StandIn {
+    id: i32,
+    /// It stays until this is dropped.
+    _stays: mpsc::Sender<()>,
+}
+
+impl StandIn {
+    /// Has a thread enter the namespace that is bound to `path`.
+    ///
+    /// # Errors
+    /// When there is none, or the kernel refuses.
+    pub fn enter(path: &Path) -> Result<Self, NetnsError> {
+        let namespace = path.to_path_buf();
+        let (entered, wait) = mpsc::channel();
+        let (stays, leave) = mpsc::channel::<()>();
+        thread::spawn(move || {
+            let enter = || -> io::Result<i32> {
+                let namespace = fs::File::open(namespace)?;
+                let kind = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(namespace.as_fd(), kind)?;
+                Ok(gettid().as_raw_nonzero().get())
+            };
+            let _ = entered.send(enter());
+            // Until it is dropped.
+            let _ = leave.recv();
+        });
+        let id = wait
+            .recv()
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that enters it panicked")));
+        let id = id.map_err(|source| NetnsError {
+            verb: "enter",
+            path: path.to_path_buf(),
+            source,
+        })?;
+        Ok(Self { id, _stays: stays })
+    }
+
+    /// By which it is in `/proc`.
+    pub fn id(&self) -> i32 {
+        self.id
+    }
 }
 
 /// Lets go of the namespace: the kernel drops it with its last process.
@@ -141,6 +189,12 @@ mod tests {
             1,
             "only loopback: {text}"
         );
+        let stand_in = StandIn::enter(&path).unwrap();
+        let seen = format!("/proc/{}/ns/net", stand_in.id());
+        let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+        assert_eq!(inode(Path::new(&seen)), inode(&path));
+        assert_ne!(inode(Path::new("/proc/self/ns/net")), inode(&path));
+        drop(stand_in);
         remove(&path).unwrap();
         assert!(!path.exists());
         remove(&path).unwrap();

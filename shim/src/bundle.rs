@@ -37,6 +37,9 @@ pub(crate) struct Bundle {
     annotations: Annotations,
     /// Where the cgroup is, if not where the specification says.
     cgroup: Option<String>,
+    /// Where the specification says that it is.
+    cgroups_path: Option<String>,
+    hostname: Option<String>,
     original: Vec<u8>,
 }
 
@@ -66,11 +69,12 @@ impl Bundle {
         // In a user namespace the network namespace must belong to it; the
         // runtime then makes it as ever.
         let own_netns = !has_user_ns && has_own(LinuxNamespaceType::Network);
-        let by_systemd = spec
+        let cgroups_path = spec
             .linux()
             .as_ref()
             .and_then(|linux| linux.cgroups_path().as_deref()?.to_str())
-            .is_some_and(is_unit);
+            .map(str::to_owned);
+        let by_systemd = cgroups_path.as_deref().is_some_and(is_unit);
         let mounts = spec.mounts().iter().flatten();
         let mounts = mounts.map(|mount| mount.destination().clone()).collect();
         let args = spec
@@ -93,6 +97,8 @@ impl Bundle {
             by_systemd,
             annotations: Annotations::of(&original),
             cgroup: None,
+            cgroups_path,
+            hostname: spec.hostname().clone().filter(|name| !name.is_empty()),
             original,
         })
     }
@@ -197,6 +203,20 @@ impl Bundle {
         Ok(())
     }
 
+    /// The host name that the container is to have, if its client says one.
+    pub(crate) fn hostname(&self) -> Option<&str> {
+        self.hostname.as_deref()
+    }
+
+    /// Where the container's cgroup is in every hierarchy, as the runtime makes it; nothing
+    /// where that depends on where the runtime itself is.
+    pub(crate) fn cgroup_path(&self, by_systemd: bool) -> Option<String> {
+        match self.cgroup.as_ref().or(self.cgroups_path.as_ref())? {
+            unit if by_systemd => unit_path(unit),
+            path => path.starts_with('/').then(|| path.clone()),
+        }
+    }
+
     /// The cgroup that the container has instead of the one in its specification.
     pub(crate) fn other_cgroup(&self) -> Option<&str> {
         self.cgroup.as_deref()
@@ -225,6 +245,23 @@ impl Bundle {
         write(&self.dir.join(CONFIG), &serde_json::to_vec(&spec)?)
     }
 
+    /// Has the runtime tell CRIU of a configuration file, from the next call on until
+    /// [`Self::write_config`].
+    pub(crate) fn name_criu_config(&self, file: &Path) -> Result<()> {
+        let config = self.dir.join(CONFIG);
+        let mut spec: Value = serde_json::from_slice(&fs::read(&config)?)?;
+        spec["annotations"][CRIU_CONFIG] = json!(file);
+        write(&config, &serde_json::to_vec(&spec)?)
+    }
+
+    /// The configuration file of CRIU's that the client names, or else that of the host.
+    pub(crate) fn criu_config(&self) -> Option<PathBuf> {
+        match self.annotations.all().get(CRIU_CONFIG) {
+            Some(path) => (!path.is_empty()).then(|| path.into()),
+            None => Some(HOST_CRIU_CONFIG.into()),
+        }
+    }
+
     /// Runs the hooks of the container's end, which the runtime does not know of.
     pub(crate) fn run_poststop(&self, id: &str, reaper: &Reaper) {
         if let Ok(spec) = serde_json::from_slice(&self.original) {
@@ -233,6 +270,38 @@ impl Bundle {
             });
         }
     }
+}
+
+/// By which runc and crun are told of a configuration file for CRIU, and the one that they
+/// take otherwise.
+const CRIU_CONFIG: &str = "org.criu.config";
+const HOST_CRIU_CONFIG: &str = "/etc/criu/runc.conf";
+
+/// Where systemd makes the cgroup of a `slice:prefix:name`, as runc asks it
+/// (`systemd.ExpandSlice`): `a-b.slice` is in `a.slice`.
+fn unit_path(unit: &str) -> Option<String> {
+    let parts: Vec<&str> = unit.split(':').collect();
+    let [slice, prefix, name] = parts[..] else {
+        return None;
+    };
+    let slice = match slice {
+        "" => "system.slice",
+        slice => slice,
+    };
+    let mut path = String::new();
+    let mut whole = String::new();
+    for part in slice.strip_suffix(".slice")?.split('-') {
+        if !whole.is_empty() {
+            whole.push('-');
+        }
+        whole.push_str(part);
+        path.push_str(&format!("/{whole}.slice"));
+    }
+    let scope = match prefix {
+        "" => name.to_owned(),
+        prefix => format!("{prefix}-{name}"),
+    };
+    Some(format!("{path}/{scope}.scope"))
 }
 
 /// Through a temporary file: the runtime never reads half of it.
@@ -316,6 +385,48 @@ mod tests {
         ] {
             assert!(!is_unit(path), "{path}");
         }
+    }
+
+    #[test]
+    fn a_cgroup_is_where_the_runtime_makes_it() {
+        for (path, by_systemd, expected) in [
+            ("/default/a", false, Some("/default/a")),
+            ("default/a", false, None),
+            (
+                "system.slice:docker:0a",
+                true,
+                Some("/system.slice/docker-0a.scope"),
+            ),
+            (":crab:x", true, Some("/system.slice/crab-x.scope")),
+            ("a-b.slice:c:d", true, Some("/a.slice/a-b.slice/c-d.scope")),
+        ] {
+            let mut config = config();
+            config["linux"]["cgroupsPath"] = json!(path);
+            let (_dir, bundle) = bundle(&config);
+            assert_eq!(
+                bundle.cgroup_path(by_systemd).as_deref(),
+                expected,
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn criu_is_told_of_a_file_until_the_configuration_is_written_again() {
+        let (dir, bundle) = bundle(&config());
+        let named = || -> Value {
+            let text = fs::read(dir.path().join(CONFIG)).unwrap();
+            let spec: Value = serde_json::from_slice(&text).unwrap();
+            spec["annotations"][CRIU_CONFIG].clone()
+        };
+        bundle.write_config(None, false).unwrap();
+        bundle
+            .name_criu_config(Path::new("/run/x/criu.conf"))
+            .unwrap();
+        assert_eq!(named(), "/run/x/criu.conf");
+        bundle.write_config(None, false).unwrap();
+        assert_eq!(named(), Value::Null);
+        assert_eq!(bundle.criu_config().unwrap(), Path::new(HOST_CRIU_CONFIG));
     }
 
     fn bundle(config: &Value) -> (tempfile::TempDir, Bundle) {

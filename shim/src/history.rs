@@ -23,8 +23,8 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Client, Digest, ImageLayers, Limits, Manifest, ObjectReader, RestoreRequest, RollbackBegun,
-    SandboxMeta, SandboxStore, SandboxWriter, Store,
+    Client, Digest, ImageLayers, JournalRecord, Limits, Manifest, ObjectReader, ProcessRef,
+    RestoreRequest, RollbackBegun, SandboxMeta, SandboxStore, SandboxWriter, Store, TurnId, UPPER,
 };
 
 use crate::{
@@ -33,8 +33,6 @@ use crate::{
     upper::Replacement,
 };
 
-/// Where the upper directory is noted in a sandbox's metadata.
-const UPPER: &str = "upper";
 /// For how long a start waits for whoever else writes to the sandbox's history.
 const LOCKED: Duration = Duration::from_secs(10);
 /// Docker's namespace in containerd.
@@ -44,6 +42,8 @@ const DOCKER: &str = "moby";
 pub(crate) struct Images {
     pub(crate) dir: PathBuf,
     pub(crate) pipes: Vec<SharedPipe>,
+    /// They hold connections of another container, which are closed.
+    pub(crate) ends_connections: bool,
 }
 
 impl Drop for Images {
@@ -64,7 +64,11 @@ impl Images {
         criu::lay_out(images, &dir, container.netns.is_some())?;
         let pipes = pipes::noted(images);
         announce(&pipes, &dir)?;
-        Ok(Self { dir, pipes })
+        Ok(Self {
+            dir,
+            pipes,
+            ends_connections: false,
+        })
     }
 }
 
@@ -135,7 +139,11 @@ fn begin(
     let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
     let store = Store::create(&config.store)?;
     if let Ok(sandbox) = store.sandbox(&container.id) {
-        *request = sandbox.restore_request()?;
+        let upper = overlay.upper.display().to_string();
+        *request = sandbox
+            .restore_request()?
+            // A copy that was begun and never came to be, and another container of its name.
+            .filter(|request| !(request.fork && belongs_to_another(&sandbox, &upper)));
         if let (Some(request), Some(images)) = (&request, client) {
             bail!(
                 "it cannot begin both as at turn {} (crab restore) and with {}",
@@ -143,7 +151,6 @@ fn begin(
                 images.display()
             );
         }
-        let upper = overlay.upper.display().to_string();
         if request.is_none() && belongs_to_another(&sandbox, &upper) {
             let kept = store.retire(&container.id)?;
             tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
@@ -152,6 +159,9 @@ fn begin(
     // A removal in the history of a sandbox that was gone (`crab gc`) is soon over.
     let writer = store.writer_within(&container.id, LOCKED)?;
     writer.set_meta(&meta(container, &overlay, mounts))?;
+    let began = writer.store().journal()?.records.into_iter().next();
+    let is_copy = matches!(began, Some(JournalRecord::Fork(_)));
+    let _ = container.is_copy.set(is_copy);
     let mut images = None;
     let restored = match *request {
         Some(request) => {
@@ -350,6 +360,7 @@ pub(crate) fn stage_processes(
     if let Ok(criu) = container.criu() {
         criu::lock_nothing(&criu, dir)?;
     }
+    let ends_connections = make_own(container, processes, dir)?;
     for (path, tree) in ours {
         let file =
             fs::File::create_new(&path).with_context(|| format!("write {}", path.display()))?;
@@ -363,7 +374,29 @@ pub(crate) fn stage_processes(
     Ok(Some(Images {
         dir: dir.to_path_buf(),
         pipes,
+        ends_connections,
     }))
+}
+
+/// Makes a laid out image one of this container, if it is another's whose copy this one began
+/// as. Tells whether connections of that one are in it.
+fn make_own(container: &Container, processes: ProcessRef, images: &Path) -> Result<bool> {
+    // Those that were taken of the copy itself are of later turns.
+    let is_anothers = container.is_copy.get() == Some(&true) && processes.turn == TurnId(0);
+    if !is_anothers {
+        return Ok(false);
+    }
+    let bundle = &container.bundle;
+    let Some(cgroup) = bundle.cgroup_path(container.runtime.systemd_cgroup) else {
+        bail!(
+            "its processes cannot be kept from the cgroup of the original, because its own is not known"
+        );
+    };
+    criu::move_cgroups(images, &cgroup)?;
+    if let Some(name) = bundle.hostname() {
+        criu::rename_host(images, name)?;
+    }
+    Ok(criu::holds_connections(images)?)
 }
 
 /// Where a process image notes the pipes that it shares with the shim.

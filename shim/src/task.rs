@@ -143,7 +143,7 @@ impl Task for TaskService {
             CreateFailure::Argument(e) => refuse(Code::INVALID_ARGUMENT, e),
             CreateFailure::Failed(e) => unknown(e),
         })?;
-        let pid = container.processes.init()?.pid() as u32;
+        let pid = container.pid_to_tell(container.processes.init()?.pid()) as u32;
         Ok(CreateTaskResponse {
             pid,
             ..Default::default()
@@ -187,13 +187,17 @@ impl Task for TaskService {
         let container = self.containers.get(&req.id)?;
         let (phase, status, paths) = container.processes.look(&req.exec_id)?;
         let exit = phase.exit();
+        let pid = match req.exec_id.as_str() {
+            INIT => container.pid_to_tell(phase.pid()),
+            _ => phase.pid(),
+        };
         Ok(StateResponse {
             id: match req.exec_id.as_str() {
                 INIT => req.id,
                 exec => exec.into(),
             },
             bundle: container.bundle.dir().display().to_string(),
-            pid: phase.pid() as u32,
+            pid: pid as u32,
             status: status.into(),
             stdin: paths.stdin,
             stdout: paths.stdout,
@@ -367,8 +371,8 @@ impl Task for TaskService {
             .containers
             .get(&req.id)
             .ok()
-            .and_then(|c| c.processes.init().ok())
-            .map_or(0, |phase| phase.pid());
+            .and_then(|c| Some(c.pid_to_tell(c.processes.init().ok()?.pid())))
+            .unwrap_or(0);
         Ok(ConnectResponse {
             shim_pid: std::process::id(),
             task_pid: pid as u32,

@@ -27,6 +27,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs::{self, File},
+    os::unix::fs::MetadataExt,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -393,11 +394,16 @@ fn sweep(
     };
     for pack in published {
         let path = store.pack_path(pack);
-        let len = fs::metadata(&path)
-            .map_err(FileError::of("read", &path))?
-            .len();
+        let file = fs::metadata(&path).map_err(FileError::of("read", &path))?;
+        let len = file.len();
+        // A fork has it as well (fork.rs): what goes here is not free, and a smaller one beside
+        // it would take more.
+        let is_shared = file.nlink() > 1;
         if !named.contains(&pack) {
-            sweep.dead.push((pack, len));
+            sweep.dead.push((pack, if is_shared { 0 } else { len }));
+            continue;
+        }
+        if is_shared {
             continue;
         }
         let objects = pack::read_index(&path)?;

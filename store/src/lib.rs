@@ -47,6 +47,7 @@ mod durable;
 mod effects;
 mod envelope;
 mod error;
+mod fork;
 mod id;
 mod image;
 mod journal;
@@ -86,6 +87,7 @@ pub use effects::{
     TurnEffects,
 };
 pub use error::{Around, FileError, OpenError, ReadError, WriteError};
+pub use fork::{Fork, ForkError, UPPER};
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};
 pub use journal::{Durability, Journal};
@@ -96,9 +98,9 @@ pub use pack_writer::PackWriter;
 pub use pages::{Earlier, PAGE, Pages, WINDOW, Window, earlier};
 pub use reader::ObjectReader;
 pub use record::{
-    CaptureFailed, Change, ChangedPath, Cost, JournalRecord, MAX_CHANGED, MAX_CHANGED_PATH,
-    MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind, RemovedRecord,
-    RollbackRecord, Trigger, TurnRecord, command_line,
+    CaptureFailed, Change, ChangedPath, Cost, ForkRecord, JournalRecord, MAX_CHANGED,
+    MAX_CHANGED_PATH, MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind,
+    RemovedRecord, RollbackRecord, Trigger, TurnRecord, command_line,
 };
 pub use repair::Repaired;
 pub use retention::Limits;

@@ -49,6 +49,7 @@ impl<'a> Walk<'a> {
             }
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
+            | JournalRecord::Fork(_)
             | JournalRecord::Unknown => {}
         }
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     class::Class,
     effects::{TurnEffects, clip_in},
-    id::TurnId,
+    id::{SandboxId, TurnId},
     text::clip,
 };
 
@@ -50,6 +50,8 @@ pub enum JournalRecord {
     CaptureFailed(CaptureFailed),
     /// Checkpoints were removed, because nobody wanted to keep them.
     Removed(RemovedRecord),
+    /// The sandbox began as a copy of another.
+    Fork(ForkRecord),
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -62,6 +64,7 @@ impl JournalRecord {
             Self::Turn(record) => Some(record.turn),
             Self::Rollback(record) | Self::Restore(record) => Some(record.from),
             Self::CaptureFailed(record) => Some(record.turn),
+            Self::Fork(_) => Some(TurnId(0)),
             Self::Removed(_) | Self::Unknown => None,
         }
     }
@@ -96,7 +99,7 @@ impl JournalRecord {
                 record.turns.truncate(MAX_REMOVED);
                 clip_in(&mut record.why, MAX_REASON);
             }
-            Self::Rollback(_) | Self::Restore(_) | Self::Unknown => {}
+            Self::Rollback(_) | Self::Restore(_) | Self::Fork(_) | Self::Unknown => {}
         }
         self
     }
@@ -118,6 +121,8 @@ pub enum Trigger {
     Inside,
     /// Somebody asked for a checkpoint.
     Manual,
+    /// The sandbox began as a copy of another: turn 0.
+    Fork,
     /// One that this version does not know.
     #[serde(other)]
     Other,
@@ -133,6 +138,7 @@ impl Trigger {
             Self::Hint => "hint",
             Self::Inside => "inside",
             Self::Manual => "manual",
+            Self::Fork => "fork",
             Self::Other => "other",
         }
     }
@@ -289,6 +295,19 @@ pub struct CaptureFailed {
     pub turn: TurnId,
     /// Why, in one line.
     pub reason: String,
+}
+
+/// Of which sandbox a sandbox began as a copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// That sandbox. Its history may have another name by now, or be gone.
+    pub from: SandboxId,
+    /// The turn of it at whose end both were the same.
+    pub turn: TurnId,
+    /// Its checkpoint that held this state.
+    pub checkpoint: TurnId,
 }
 
 /// Checkpoints that were removed. Their turns stay in the journal.

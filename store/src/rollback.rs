@@ -52,6 +52,7 @@ impl RollbackBegun {
             }
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
+            | JournalRecord::Fork(_)
             | JournalRecord::Unknown => false,
         })
     }

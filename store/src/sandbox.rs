@@ -108,6 +108,9 @@ pub struct RestoreRequest {
     pub checkpoint: TurnId,
     /// When it was asked for, in milliseconds since the Unix epoch.
     pub requested_ms: u64,
+    /// It has never run: it begins so, as a copy of another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fork: bool,
 }
 
 /// Checkpoints, oldest first, with the reason for each that is damaged.

@@ -68,7 +68,7 @@ impl Store {
         &self.root
     }
 
-    fn at(&self, id: &SandboxId) -> SandboxStore {
+    pub(crate) fn at(&self, id: &SandboxId) -> SandboxStore {
         let dir = self.root.join(SANDBOXES_DIR);
         let dir = dir.join(id.namespace()).join(id.id());
         SandboxStore::at(id.clone(), dir)

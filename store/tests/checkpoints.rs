@@ -373,6 +373,7 @@ fn a_restore_request_is_granted_once() {
         turn: TurnId(4),
         checkpoint: TurnId(3),
         requested_ms: 1,
+        fork: false,
     };
     assert_eq!(writer.store().take_restore_request().unwrap(), None);
     sandbox.request_restore(request).unwrap();

@@ -152,6 +152,7 @@ fn what_is_tagged_wished_for_in_use_or_the_newest_stays() {
             turn: TurnId(2),
             checkpoint: TurnId(2),
             requested_ms: 0,
+            fork: false,
         })
         .unwrap();
     let hold = writer.hold(TurnId(3)).unwrap();

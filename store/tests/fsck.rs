@@ -408,6 +408,7 @@ fn damaged_small_things_go_aside_and_cost_nothing_else() {
         turn: TurnId(9),
         checkpoint: TurnId(9),
         requested_ms: 1,
+        fork: false,
     };
     fixture.sandbox().request_restore(wish).unwrap();
     assert_eq!(fixture.check().damage[0].part, Part::RestoreRequest);

@@ -10,6 +10,8 @@ use crate::foreign::read_start;
 /// What every image but the inventory begins with.
 const COMMON_MAGIC: u32 = 0x5456_4319;
 pub(super) const INVENTORY_MAGIC: u32 = 0x5831_3116;
+pub(super) const CGROUP_MAGIC: u32 = 0x5938_3330;
+pub(super) const UTSNS_MAGIC: u32 = 0x5447_3203;
 /// No image that is read here comes near it.
 const MAX_IMAGE: usize = 16 << 20;
 
@@ -134,6 +136,15 @@ fn next_field<'a>(message: &mut &'a [u8]) -> Option<(u64, Field<'a>)> {
         _ => return None,
     };
     Some((tag >> 3, value))
+}
+
+/// Every field of a message; nothing if it is none.
+pub(super) fn fields(mut message: &[u8]) -> Option<Vec<(u64, Field<'_>)>> {
+    let mut all = Vec::new();
+    while !message.is_empty() {
+        all.push(next_field(&mut message)?);
+    }
+    Some(all)
 }
 
 /// The first field of that number in a message.

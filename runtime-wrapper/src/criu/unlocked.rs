@@ -5,10 +5,10 @@
 //! that, twice for each protocol; it does so by the method that the image was taken with, whatever it is
 //! told. Where there is no connection there is nothing to be locked.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use super::{
-    Criu, ImageError, io_error, parse_version,
+    Criu, ImageError, holds_connections, parse_version,
     records::{INVENTORY_MAGIC, put_number, rewrite, without_field},
 };
 
@@ -27,11 +27,8 @@ pub fn lock_nothing(criu: &Criu, images: &Path) -> Result<(), ImageError> {
     if parse_version(&criu.version).is_none_or(|version| version < SINCE) {
         return Ok(());
     }
-    for entry in fs::read_dir(images).map_err(io_error("read", images))? {
-        let name = entry.map_err(io_error("read", images))?.file_name();
-        if name.as_encoded_bytes().starts_with(b"tcp-stream-") {
-            return Ok(());
-        }
+    if holds_connections(images)? {
+        return Ok(());
     }
     let inventory = images.join("inventory.img");
     rewrite(&inventory, INVENTORY_MAGIC, |entry| {
@@ -43,6 +40,8 @@ pub fn lock_nothing(criu: &Criu, images: &Path) -> Result<(), ImageError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::{
         super::records::{field, records, write_records},
         *,

@@ -14,7 +14,7 @@ mod start;
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicUsize},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicUsize},
     time::SystemTime,
 };
 
@@ -29,7 +29,7 @@ use crab_runtime::{
     criu::Criu,
     driver::Program,
     mount::{MountRequest, mount_request, unmount_all, unmount_below},
-    netns,
+    netns::{self, StandIn},
     oci::Runtime,
     reaper::Reaper,
 };
@@ -115,6 +115,10 @@ pub(crate) struct Container {
     /// How the init begins: set by Create, used by Start.
     beginning: Mutex<Option<Beginning>>,
     turns: OnceLock<Turns>,
+    /// Whether it began as a copy of another sandbox; set by Create.
+    pub(crate) is_copy: OnceLock<bool>,
+    /// In its network namespace, as long as nothing of it runs that has yet to be restored.
+    stand_in: Mutex<Option<StandIn>>,
     /// How many captures have it frozen, or rollbacks have taken its processes away: nothing
     /// can be started in it.
     pub(crate) standing_still: AtomicUsize,
@@ -247,6 +251,8 @@ impl Container {
             oom: Mutex::default(),
             beginning: Mutex::default(),
             turns: OnceLock::new(),
+            is_copy: OnceLock::new(),
+            stand_in: Mutex::default(),
             standing_still: AtomicUsize::new(0),
             entering: AtomicUsize::new(0),
             deleting: tokio::sync::Mutex::default(),
@@ -288,6 +294,7 @@ impl Container {
                 options: m.options.clone(),
             })
             .collect();
+        let by_client = checkpoint.is_some();
         let beginning = blocking(move || {
             if checkpoint.is_some() {
                 this.runtime.can_restore()?;
@@ -303,6 +310,9 @@ impl Container {
         }
         let launched = if beginning.images.is_some() {
             // As the Go shim: Create records, Start restores.
+            if !by_client {
+                self.stand_in()?;
+            }
             None
         } else {
             let launched = self.launch(&client, Launch::Create).await?;
@@ -329,7 +339,7 @@ impl Container {
                     ..Default::default()
                 }),
                 checkpoint: req.checkpoint.clone(),
-                pid: pid.unwrap_or(0) as u32,
+                pid: self.pid_to_tell(pid.unwrap_or(0)) as u32,
                 ..Default::default()
             },
         );
@@ -374,6 +384,28 @@ impl Container {
         Ok(())
     }
 
+    /// Docker (from 28 on) asks between Create and Start for the network of the task's process
+    /// to move interfaces into. Who has asked for nothing but a start is told of one.
+    fn stand_in(&self) -> Result<()> {
+        if let Some(netns) = &self.netns {
+            let entered = StandIn::enter(netns)?;
+            *self.standing_in() = Some(entered);
+        }
+        Ok(())
+    }
+
+    fn standing_in(&self) -> MutexGuard<'_, Option<StandIn>> {
+        self.stand_in.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process id of the init that a client is told.
+    pub(crate) fn pid_to_tell(&self, pid: i32) -> i32 {
+        match (pid, &*self.standing_in()) {
+            (0, Some(stand_in)) => stand_in.id(),
+            (pid, _) => pid,
+        }
+    }
+
     /// What is on the host because of it.
     pub(crate) fn directories(&self) -> Directories {
         Directories::of(&self.config, &self.id)
@@ -393,6 +425,7 @@ impl Container {
         let deleted = self.runtime.delete();
         self.bundle.run_poststop(self.id.id(), &self.host.reaper);
         unmount_all(&self.bundle.dir().join("rootfs"))?;
+        self.standing_in().take();
         if let Some(netns) = &self.netns {
             netns::remove(netns)?;
         }

@@ -53,10 +53,34 @@ pub(crate) struct Restore {
 
 impl Restore {
     pub(crate) fn new(images: Images, terminal: bool) -> Self {
-        Self {
-            images,
-            options: turns::criu_options(terminal),
-        }
+        let mut options = turns::criu_options(terminal);
+        options.tcp_established = !images.ends_connections;
+        Self { images, options }
+    }
+}
+
+/// CRIU is told to close TCP connections. The runtimes have no option for that, and hand a
+/// configuration file on; what the host's own says holds as well.
+struct EndingConnections {
+    own: PathBuf,
+    others: Vec<u8>,
+}
+
+impl EndingConnections {
+    fn begin(container: &Container) -> Result<Self> {
+        let own = container.run_dir.join("criu.conf");
+        let others = container.bundle.criu_config().map(fs::read);
+        let others = others.and_then(Result::ok).unwrap_or_default();
+        let mut text = others.clone();
+        text.extend_from_slice(b"\ntcp-close\n");
+        fs::write(&own, text).with_context(|| format!("write {}", own.display()))?;
+        container.bundle.name_criu_config(&own)?;
+        Ok(Self { own, others })
+    }
+
+    /// runc remembers the name of the file: a dump by it is as without.
+    fn done(self) -> Result<()> {
+        fs::write(&self.own, self.others).with_context(|| format!("write {}", self.own.display()))
     }
 }
 
@@ -78,6 +102,12 @@ impl Container {
         if let Launch::Restore(restore) = &launch {
             inherited = pipes::renew(&restore.images.pipes)?;
         }
+        let ending = match &launch {
+            Launch::Restore(restore) if restore.images.ends_connections => {
+                Some(EndingConnections::begin(self)?)
+            }
+            _ => None,
+        };
         let (stdio, output, console) = if client.terminal() {
             // Short, because a socket's address holds 107 bytes, of which the ids of
             // Docker would take 130.
@@ -117,6 +147,9 @@ impl Container {
             Ok((pid, console.map(ConsoleSocket::receive).transpose()?))
         })
         .await?;
+        if let Some(ending) = ending {
+            ending.done()?;
+        }
         if let Some(output) = output {
             client.relay(output);
         }
@@ -183,6 +216,7 @@ impl Container {
     /// Start of the init.
     pub(crate) async fn start_init(self: &Arc<Self>) -> Result<i32> {
         let begun = self.begin_init().await;
+        self.standing_in().take();
         if begun.is_err() {
             self.processes.start_failed(INIT);
         }

@@ -107,7 +107,10 @@ impl Task {
     }
 
     fn note_restore(&mut self, request: RestoreRequest, manifest: &Manifest) {
-        if let Ok(history) = &mut self.history {
+        if let Ok(history) = &mut self.history
+            // How a copy began is in its journal.
+            && !request.fork
+        {
             let from = TurnId(history.next.0.saturating_sub(1));
             let now = unix_ms(SystemTime::now());
             history.append(JournalRecord::Restore(RollbackRecord {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Who makes the containers of copies: the client that made the original.
+
+use std::collections::BTreeSet;
+
+use crab_store::{Client, SandboxId};
+
+use super::{containerd, docker};
+
+/// A container that was made, and does not run yet.
+pub(super) struct Draft {
+    pub(super) id: SandboxId,
+    /// What its client calls it.
+    pub(super) name: String,
+    /// Where what it writes goes to, if that is known beforehand.
+    pub(super) upper: Option<String>,
+    /// What containerd has of it; Docker keeps all that to itself.
+    pub(super) parts: Option<containerd::Parts>,
+}
+
+/// The client, and what it says of the original.
+pub(super) enum Maker {
+    Containerd(Box<containerd::Original>),
+    Docker(Box<docker::Original>),
+}
+
+impl Maker {
+    pub(super) async fn of(client: Client, id: &SandboxId) -> Result<Self, String> {
+        Ok(match client {
+            Client::Containerd => Self::Containerd(Box::new(containerd::Original::find(id).await?)),
+            Client::Docker => Self::Docker(Box::new(docker::Original::find(id).await?)),
+            Client::Kubernetes => {
+                return Err("it is a container of a pod, and those are Kubernetes' to make".into());
+            }
+        })
+    }
+
+    /// What the original is called.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Containerd(original) => original.name(),
+            Self::Docker(original) => original.name(),
+        }
+    }
+
+    /// The names that no copy can have.
+    pub(super) async fn taken(&self) -> Result<BTreeSet<String>, String> {
+        match self {
+            Self::Containerd(original) => original.taken().await,
+            Self::Docker(original) => original.taken().await,
+        }
+    }
+
+    /// Makes a container like the original; if that fails, nothing is left of it.
+    pub(super) async fn create(&self, name: &str) -> Result<Draft, String> {
+        match self {
+            Self::Containerd(original) => original.create(name).await,
+            Self::Docker(original) => original.create(name).await,
+        }
+    }
+
+    /// Starts it; gives its process.
+    pub(super) async fn start(&self, draft: &Draft) -> Result<u32, String> {
+        match self {
+            Self::Containerd(original) => original.start(draft).await,
+            Self::Docker(original) => original.start(draft).await,
+        }
+    }
+
+    /// Takes it away again, whatever its state.
+    pub(super) async fn undo(&self, draft: &Draft) -> Result<(), String> {
+        match self {
+            Self::Containerd(original) => original.undo(draft).await,
+            Self::Docker(original) => original.undo(draft).await,
+        }
+    }
+}

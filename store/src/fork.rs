@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A sandbox that begins as a copy of another.
+//!
+//! ```text
+//! parent  packs/a.pack  packs/b.pack         manifests/7     it lives on, or is gone
+//!              |             |                    |
+//! fork    packs/a.pack  packs/b.pack         manifests/0     journal: "fork of parent@7", turn 0
+//!           (the same files: hard links)     restore         the wish that its first start grants
+//! ```
+//! What a checkpoint needs is shared by hard links of whole packs. Packs are only ever
+//! appended to while they are made, and replaced or removed by name: so each sandbox removes
+//! what *it* does not need any more, and the file stays for as long as any sandbox has it.
+//! Nothing of a fork refers to its parent's directory.
+//!
+//! A fork's history is built under a hidden name and appears by one rename: there whole, or
+//! not at all.
+
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use thiserror::Error;
+
+use crate::{
+    class::Class,
+    durable,
+    error::{FileError, OpenError, ReadError, WriteError},
+    id::{PackId, SandboxId, TurnId},
+    image::FileImage,
+    journal::{Durability, JournalWriter},
+    manifest::{Manifest, ProcessRef},
+    record::{Cost, ForkRecord, JournalRecord, Trigger, TurnRecord},
+    sandbox::{Client, MANIFEST, RestoreRequest, SandboxMeta, SandboxStore},
+    store::Store,
+};
+
+/// Its only turn.
+const START: TurnId = TurnId(0);
+/// Between a sandbox's id and what tells its half made history from others. No id has it.
+const HALF_MADE: &str = "~fork.";
+
+/// A copy that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Fork<'a> {
+    /// Of this sandbox.
+    pub parent: &'a SandboxStore,
+    /// As it was at the end of this turn.
+    pub turn: TurnId,
+    /// The checkpoint that holds this state.
+    pub manifest: &'a Manifest,
+    /// The writable directory that its container has, where that is known: a container of the
+    /// same name with another one is not the copy.
+    pub upper: Option<&'a str>,
+    /// Now, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
+}
+
+/// Why a copy could not be made. Nothing of it is left then.
+#[derive(Debug, Error)]
+pub enum ForkError {
+    /// The history of an earlier sandbox of that name could not be put aside.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The parent's history could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The copy's could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl From<FileError> for ForkError {
+    fn from(error: FileError) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+impl Store {
+    /// Makes the history of a sandbox that begins as a copy of another, with the wish that its
+    /// first start restores it. The history of an earlier sandbox of that name is put aside.
+    pub fn fork(&self, id: &SandboxId, fork: &Fork) -> Result<SandboxStore, ForkError> {
+        let target = self.at(id);
+        let (packs, hidden) = (&fork.manifest.packs, self.half_made(id)?);
+        let built = build(&hidden, packs, fork).and_then(|()| {
+            if target.dir().exists() {
+                self.retire(id)?;
+            }
+            let (from, to) = (hidden.dir(), target.dir());
+            renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
+                .map_err(|error| FileError::of("make", to)(error.into()))?;
+            Ok(())
+        });
+        if let Err(error) = built {
+            // The first error is the one to report.
+            let _ = fs::remove_dir_all(hidden.dir());
+            return Err(error);
+        }
+        if let Some(namespace) = target.dir().parent() {
+            durable::sync_dir(namespace)?;
+        }
+        Ok(target)
+    }
+
+    /// Where the history is built; what a killed process has left of one goes.
+    fn half_made(&self, id: &SandboxId) -> Result<SandboxStore, FileError> {
+        let mut name = self.at(id).dir().as_os_str().to_owned();
+        name.push(format!("{HALF_MADE}{}", std::process::id()));
+        let dir = PathBuf::from(name);
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(FileError::of("remove", &dir)(error));
+            }
+            _ => {}
+        }
+        Ok(SandboxStore::at(id.clone(), dir))
+    }
+}
+
+fn build(hidden: &SandboxStore, packs: &[PackId], fork: &Fork) -> Result<(), ForkError> {
+    // As long as this lives, none of the parent's packs goes.
+    let _reading = fork.parent.reader(fork.manifest)?;
+    for dir in [hidden.manifests_dir(), hidden.packs_dir()] {
+        durable::create_dir(&dir)?;
+    }
+    for pack in packs {
+        share(&fork.parent.pack_path(*pack), &hidden.pack_path(*pack))?;
+    }
+    durable::sync_dir(&hidden.packs_dir())?;
+    let manifest = of_copy(hidden.id(), fork);
+    let sealed = MANIFEST
+        .seal(&manifest)
+        .map_err(|error| WriteError::Value {
+            what: "manifest",
+            why: error.to_string(),
+        })?;
+    durable::replace(&hidden.manifest_path(START), &sealed)?;
+    let mut journal = JournalWriter::open(&hidden.journal_path())?;
+    let origin = ForkRecord {
+        at_ms: fork.now_ms,
+        from: fork.parent.id().clone(),
+        turn: fork.turn,
+        checkpoint: fork.manifest.turn,
+    };
+    journal.append(JournalRecord::Fork(origin), Durability::Lazy)?;
+    let start = start(&manifest, fork);
+    journal.append(JournalRecord::Turn(start), Durability::Synced)?;
+    hidden.write_meta(&meta(fork)?)?;
+    hidden.request_restore(RestoreRequest {
+        turn: START,
+        checkpoint: START,
+        requested_ms: fork.now_ms,
+        fork: true,
+    })?;
+    Ok(())
+}
+
+/// One file under two names; two files where the file system has no more names for it.
+fn share(from: &std::path::Path, to: &std::path::Path) -> Result<(), FileError> {
+    match fs::hard_link(from, to) {
+        Err(error) if has_no_more_names(&error) => {
+            fs::copy(from, to).map_err(FileError::of("copy", from))?;
+            durable::sync_file(to)
+        }
+        linked => linked.map_err(FileError::of("link", from)),
+    }
+}
+
+fn has_no_more_names(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let error = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(error, Some(Errno::MLINK | Errno::PERM | Errno::OPNOTSUPP))
+}
+
+/// The copy's only checkpoint: complete in itself, as any other.
+fn of_copy(id: &SandboxId, fork: &Fork) -> Manifest {
+    let Manifest {
+        files, processes, ..
+    } = fork.manifest.clone();
+    let image = |image: ProcessRef| ProcessRef {
+        turn: START,
+        ..image
+    };
+    Manifest {
+        sandbox: id.clone(),
+        turn: START,
+        class: match processes {
+            Some(_) => Class::Full,
+            None => Class::Files,
+        },
+        created_ms: fork.now_ms,
+        parent: None,
+        files: FileImage {
+            turn: START,
+            ..files
+        },
+        processes: processes.map(image),
+        degraded: fork.manifest.degraded.clone(),
+        spec: fork.manifest.spec,
+        packs: fork.manifest.packs.clone(),
+        bytes_stored: 0,
+        bytes_raw: 0,
+    }
+}
+
+fn start(manifest: &Manifest, fork: &Fork) -> TurnRecord {
+    TurnRecord {
+        turn: START,
+        trigger: Trigger::Fork,
+        command: String::new(),
+        meta: Default::default(),
+        began_ms: fork.now_ms,
+        ended_ms: fork.now_ms,
+        exit: None,
+        class: manifest.class,
+        reason: format!("a copy of {} at turn {}", fork.parent.id(), fork.turn),
+        unobserved: None,
+        checkpoint: Some(START),
+        degraded: manifest.degraded.clone(),
+        cost: Cost::default(),
+        files_changed: 0,
+        changed: Vec::new(),
+        effects: Default::default(),
+    }
+}
+
+/// What is known of the copy before its shim says more.
+fn meta(fork: &Fork) -> Result<SandboxMeta, ReadError> {
+    let of_parent = fork.parent.meta()?;
+    let client = of_parent.as_ref().map(|meta| meta.client);
+    let upper = fork.upper.map(|upper| (UPPER.into(), upper.into()));
+    Ok(SandboxMeta {
+        client: client.unwrap_or(Client::Containerd),
+        name: None,
+        image: of_parent.and_then(|meta| meta.image),
+        bundle: String::new(),
+        created_ms: fork.now_ms,
+        snapshot: upper.into_iter().collect(),
+        layers: None,
+        config_faults: Vec::new(),
+        limits: Default::default(),
+    })
+}
+
+/// Where the writable directory of a sandbox's container is noted in its metadata.
+pub const UPPER: &str = "upper";
