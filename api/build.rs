@@ -8,7 +8,7 @@ use ttrpc_codegen::{Codegen, Customize, ProtobufCustomize};
 
 /// One generated module each: two services with methods of the same name
 /// cannot share one.
-const PROTOS: [&str; 2] = ["tracer", "sandbox"];
+const PROTOS: [&str; 3] = ["tracer", "schedule", "sandbox"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");

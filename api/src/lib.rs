@@ -2,14 +2,14 @@
 //! What Crab's parts say to each other, and where they find each other.
 //!
 //! ```text
-//! shim --Tracer-->  crabd     /run/crab/crabd.sock
+//! shim --Tracer, Schedule-->  crabd     /run/crab/crabd.sock
 //! shim <--programs--  crabd   /run/crab/programs.sock
-//! crab --Tracer-->  crabd
+//! crab --Tracer, Schedule-->  crabd
 //! crab --Sandbox--> shim      address in /run/crab/sandboxes/<ns>/<id>/address
 //! ```
 //!
 //! The protocol is in `proto/`; this crate holds its generated bindings
-//! ([`tracer`], [`sandbox`]), the paths ([`paths`]), the client side of a
+//! ([`tracer`], [`schedule`], [`sandbox`]), the paths ([`paths`]), the client side of a
 //! connection ([`connect`]) and how programs are lent ([`programs`]). It knows no other crate of the project.
 
 mod connect;
@@ -30,6 +30,18 @@ pub mod tracer {
 #[allow(missing_docs, unreachable_pub, warnings)] // generated code
 pub mod tracer_ttrpc {
     include!(concat!(env!("OUT_DIR"), "/tracer_ttrpc.rs"));
+}
+
+/// Messages of crabd's schedule.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod schedule {
+    include!(concat!(env!("OUT_DIR"), "/schedule.rs"));
+}
+
+/// Client and server of crabd's schedule.
+#[allow(missing_docs, unreachable_pub, warnings)] // generated code
+pub mod schedule_ttrpc {
+    include!(concat!(env!("OUT_DIR"), "/schedule_ttrpc.rs"));
 }
 
 /// Messages of the service that each shim serves.

@@ -31,5 +31,8 @@ pub use load::{CONFIG_ENV, DEFAULT_PATH};
 pub use overrides::{ANNOTATIONS, Ignored};
 pub use patterns::{Patterns, PatternsOf};
 pub use schema::{PerSandbox, SETTINGS, Setting};
-pub use settings::{BUILT_IN, Checkpoints, Config, Ignore, LogLevel, Retention, Runtime, Turns};
+pub use settings::{
+    BUILT_IN, Checkpoints, Config, Durability, Ignore, LogLevel, Policy, Retention, Runtime,
+    Schedule, Turns,
+};
 pub use value::Kind;

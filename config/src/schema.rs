@@ -7,7 +7,7 @@ use std::{fmt, path::PathBuf};
 
 use crate::{
     patterns::PatternsOf,
-    settings::{Config, LogLevel},
+    settings::{Config, Durability, LogLevel, Policy},
     value::{Kind, Value},
 };
 
@@ -66,6 +66,10 @@ enum Field {
     Switch(fn(&mut Config) -> &mut bool),
     Number(fn(&mut Config) -> &mut u64),
     Level(fn(&mut Config) -> &mut LogLevel),
+    Word {
+        of: fn(&Config) -> &'static str,
+        set: fn(&mut Config, &str),
+    },
     Path(fn(&mut Config) -> &mut PathBuf),
     SomePath(fn(&mut Config) -> &mut Option<PathBuf>),
     Patterns(fn(&mut Config) -> &mut Vec<String>),
@@ -173,7 +177,7 @@ pub const SETTINGS: &[Setting] = &[
             min: 0,
             max: 600_000,
         },
-        what: "For how long a capture may hold back the next turn. Past that the turn goes on regardless.",
+        what: "For how long a capture may hold back the next turn. One that has not begun by then is given up; past that the turn goes on regardless.",
         otherwise: "",
         per_sandbox: PerSandbox::UpTo(60_000),
         field: Field::Number(|config| &mut config.checkpoints.max_gate_ms),
@@ -212,6 +216,86 @@ pub const SETTINGS: &[Setting] = &[
         otherwise: "",
         per_sandbox: PerSandbox::No,
         field: Field::Number(|config| &mut config.checkpoints.compare_bytes),
+    },
+    Setting {
+        section: "schedule",
+        key: "policy",
+        kind: Kind::Word(&Policy::WORDS),
+        what: "Whose capture is next: who came first (`fifo`); what an agent is held back for (`reactive`); and then whose agent is expected to go on soonest (`predictive`).",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Word {
+            of: |config| config.schedule.policy.as_str(),
+            set: |config, word| {
+                config.schedule.policy = Policy::parse(word).unwrap_or_default();
+            },
+        },
+    },
+    Setting {
+        section: "schedule",
+        key: "dumps",
+        kind: Kind::Number {
+            unit: "dumps",
+            min: 0,
+            max: 1024,
+        },
+        what: "How many sandboxes' processes are dumped at a time. 0: one per processor.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.schedule.dumps),
+    },
+    Setting {
+        section: "schedule",
+        key: "disk_bytes_per_s",
+        kind: Kind::Number {
+            unit: "bytes per second",
+            min: 0,
+            max: i64::MAX as u64,
+        },
+        what: "How much captured data may begin to be written in a second, over all sandboxes. 0: any amount.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.schedule.disk_bytes_per_s),
+    },
+    Setting {
+        section: "schedule",
+        key: "staging_bytes",
+        kind: Kind::Number {
+            unit: "bytes",
+            min: 0,
+            max: i64::MAX as u64,
+        },
+        what: "How much captured data of all sandboxes may wait to be stored at a time. 0: a quarter of the host's memory.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Number(|config| &mut config.schedule.staging_bytes),
+    },
+    Setting {
+        section: "schedule",
+        key: "weight",
+        kind: Kind::Number {
+            unit: "hundredths",
+            min: 1,
+            max: 10_000,
+        },
+        what: "How much a sandbox counts against others that want to be captured at the same time.",
+        otherwise: "",
+        per_sandbox: PerSandbox::Less,
+        field: Field::Number(|config| &mut config.schedule.weight),
+    },
+    Setting {
+        section: "schedule",
+        key: "durability",
+        kind: Kind::Word(&Durability::WORDS),
+        what: "What becomes of a turn whose capture would hold the agent back before it has begun: it is captured nevertheless (`every-turn`), or with the next one (`latest`).",
+        otherwise: "",
+        per_sandbox: PerSandbox::Yes,
+        field: Field::Word {
+            of: |config| config.schedule.durability.as_str(),
+            set: |config, word| {
+                config.schedule.durability = Durability::parse(word).unwrap_or_default();
+            },
+        },
     },
     Setting {
         section: "turns",
@@ -338,7 +422,14 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 5] = ["runtime", "checkpoints", "turns", "ignore", "retention"];
+pub(crate) const SECTIONS: [&str; 6] = [
+    "runtime",
+    "checkpoints",
+    "schedule",
+    "turns",
+    "ignore",
+    "retention",
+];
 
 impl Setting {
     /// The setting `key` of `section`.
@@ -367,6 +458,7 @@ impl Setting {
             Field::Switch(of) => Some(of(config).to_string()),
             Field::Number(of) => Some(of(config).to_string()),
             Field::Level(of) => Some(format!("{:?}", of(config).as_str())),
+            Field::Word { of, .. } => Some(format!("{:?}", of(config))),
             Field::Path(of) => Some(quoted(of(config))),
             Field::SomePath(of) => of(config).as_ref().map(quoted),
             Field::Patterns(of) => Some(format!("{:?}", of(config))),
@@ -379,6 +471,7 @@ impl Setting {
             (Field::Switch(of), Value::Switch(value)) => *of(config) = value,
             (Field::Number(of), Value::Number(value)) => *of(config) = value,
             (Field::Level(of), Value::Level(value)) => *of(config) = value,
+            (Field::Word { set, .. }, Value::Word(value)) => set(config, value),
             (Field::Path(of), Value::Path(value)) => *of(config) = value,
             (Field::SomePath(of), Value::Path(value)) => *of(config) = Some(value),
             (Field::Patterns(of), Value::Patterns(value)) => *of(config) = value,
@@ -441,6 +534,11 @@ mod tests {
                 Kind::Switch => "false".into(),
                 Kind::Number { max, .. } => max.to_string(),
                 Kind::Level => "trace".into(),
+                Kind::Word(words) => {
+                    let default = setting.default();
+                    let is_other = |word: &&&str| Some(format!("{word:?}")) != default;
+                    words.iter().find(is_other).unwrap().to_string()
+                }
                 Kind::Path { .. } | Kind::Command | Kind::Patterns(_) => "/x/y".into(),
             };
             let value = setting.kind.parse(&text).unwrap();
@@ -464,7 +562,7 @@ mod tests {
                     let no_more = matches!(setting.per_sandbox, PerSandbox::No | PerSandbox::Less);
                     assert!(no_more, "{}", setting.name());
                 }
-                Kind::Number { .. } | Kind::Switch | Kind::Patterns(_) => {}
+                Kind::Number { .. } | Kind::Switch | Kind::Word(_) | Kind::Patterns(_) => {}
             }
         }
     }

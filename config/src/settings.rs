@@ -23,6 +23,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// When and how checkpoints are taken.
     pub checkpoints: Checkpoints,
+    /// Whose captures come when.
+    pub schedule: Schedule,
     /// When turns end.
     pub turns: Turns,
     /// What does not matter for recovery.
@@ -40,6 +42,7 @@ impl Default for Config {
             log_level: LogLevel::Info,
             runtime: Runtime::default(),
             checkpoints: Checkpoints::default(),
+            schedule: Schedule::default(),
             turns: Turns::default(),
             ignore: Ignore::default(),
             retention: Retention::default(),
@@ -115,6 +118,88 @@ impl Checkpoints {
     /// `max_gate_ms` as a duration.
     pub fn max_gate(&self) -> Duration {
         Duration::from_millis(self.max_gate_ms)
+    }
+}
+
+/// Whose captures come when, and what all of them may use together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// How the next one is chosen.
+    pub policy: Policy,
+    /// Dumps of processes at a time; 0 is one per processor.
+    pub dumps: u64,
+    /// Bytes that may begin to be written in a second; 0 is no limit.
+    pub disk_bytes_per_s: u64,
+    /// Bytes between capture and store; 0 is a quarter of the host's memory.
+    pub staging_bytes: u64,
+    /// How much a sandbox counts, in hundredths.
+    pub weight: u64,
+    /// What becomes of a turn that would hold its agent back.
+    pub durability: Durability,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            dumps: 0,
+            disk_bytes_per_s: 0,
+            staging_bytes: 0,
+            weight: 100,
+            durability: Durability::default(),
+        }
+    }
+}
+
+/// How the next capture is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Who came first.
+    Fifo,
+    /// What an agent is held back for.
+    Reactive,
+    /// The same, and then whose agent is expected to go on soonest.
+    #[default]
+    Predictive,
+}
+
+impl Policy {
+    const ALL: [Self; 3] = [Self::Fifo, Self::Reactive, Self::Predictive];
+    pub(crate) const WORDS: [&'static str; 3] = ["fifo", "reactive", "predictive"];
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.as_str() == word)
+    }
+
+    /// The word that stands in the file.
+    pub fn as_str(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
+}
+
+/// What becomes of a turn whose capture would hold the agent back before it has begun.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// It is captured nevertheless.
+    #[default]
+    EveryTurn,
+    /// It is captured together with the next one.
+    Latest,
+}
+
+impl Durability {
+    const ALL: [Self; 2] = [Self::EveryTurn, Self::Latest];
+    pub(crate) const WORDS: [&'static str; 2] = ["every-turn", "latest"];
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|durability| durability.as_str() == word)
+    }
+
+    /// The word that stands in the file.
+    pub fn as_str(self) -> &'static str {
+        Self::WORDS[self as usize]
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Kind {
     },
     /// One of the log levels.
     Level,
+    /// One of these words.
+    Word(&'static [&'static str]),
     /// An absolute path without `..`; `max` bytes at most.
     Path {
         /// How long it may be.
@@ -41,6 +43,7 @@ pub(crate) enum Value {
     Switch(bool),
     Number(u64),
     Level(LogLevel),
+    Word(&'static str),
     Path(PathBuf),
     Patterns(Vec<String>),
 }
@@ -51,6 +54,7 @@ impl fmt::Display for Kind {
             Self::Switch => write!(f, "true or false"),
             Self::Number { unit, min, max } => write!(f, "{unit}, {min} to {max}"),
             Self::Level => write!(f, "error, warn, info, debug or trace"),
+            Self::Word(words) => write!(f, "{}", listed(words, "or")),
             Self::Path { .. } => write!(f, "absolute path"),
             Self::Command => write!(f, "command or absolute path"),
             Self::Patterns(_) => write!(f, "list of patterns"),
@@ -67,6 +71,7 @@ impl Kind {
                 format!("a whole number of {unit} between {min} and {max}")
             }
             Self::Level => "one of error, warn, info, debug and trace".into(),
+            Self::Word(words) => format!("one of {}", listed(words, "and")),
             Self::Path { .. } => "an absolute path in quotes, without `..` in it".into(),
             Self::Command => "the name of a command or an absolute path, in quotes".into(),
             Self::Patterns(_) => "a list of patterns in quotes, as [\"a\", \"b\"]".into(),
@@ -84,9 +89,10 @@ impl Kind {
                     .and_then(|value| self.number(value))
                     .ok_or_else(|| wrong(&number.to_string()))
             }
-            (Self::Level | Self::Path { .. } | Self::Command, DeValue::String(text)) => {
-                self.text(text)
-            }
+            (
+                Self::Level | Self::Word(_) | Self::Path { .. } | Self::Command,
+                DeValue::String(text),
+            ) => self.text(text),
             (Self::Patterns(of), DeValue::Array(list)) => {
                 let text = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
                     DeValue::String(text) => Ok(text.to_string()),
@@ -117,7 +123,9 @@ impl Kind {
             Self::Patterns(of) => {
                 return patterns(of, text.split_whitespace().map(Into::into).collect());
             }
-            Self::Level | Self::Path { .. } | Self::Command => return self.text(text),
+            Self::Level | Self::Word(_) | Self::Path { .. } | Self::Command => {
+                return self.text(text);
+            }
         };
         parsed.ok_or_else(|| format!("it must be {}, and is {}", self.wanted(), quoted(text)))
     }
@@ -157,9 +165,21 @@ impl Kind {
         }
         let value = match self {
             Self::Level => LogLevel::parse(text).map(Value::Level),
+            Self::Word(words) => {
+                let word = words.iter().find(|word| **word == text);
+                word.map(|word| Value::Word(word))
+            }
             _ => fits.then_some(Value::Path(path)),
         };
         value.ok_or_else(|| format!("it must be {}, and is {}", self.wanted(), quoted(text)))
+    }
+}
+
+/// `a, b or c`
+fn listed(words: &[&str], last: &str) -> String {
+    match words {
+        [first @ .., end] if !first.is_empty() => format!("{} {last} {end}", first.join(", ")),
+        _ => words.concat(),
     }
 }
 

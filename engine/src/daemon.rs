@@ -11,15 +11,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use crab_api::paths;
+use crab_api::schedule_ttrpc::create_schedule;
 use crab_api::tracer_ttrpc::create_tracer;
 use crab_api::ttrpc::r#async::Server;
 use crab_api::ttrpc::r#async::transport::Listener;
+use crab_config::Config;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use crate::arguments::Arguments;
+use crate::desk::{self, Desk};
+use crate::desk_service::DeskService;
 use crate::endpoint::{Election, Lock, elect, listen, remove};
 use crate::programs;
 use crate::readiness::{READY, STOPPING, tell};
@@ -36,7 +40,8 @@ fn lend_programs(socket: &Path, lock: &Lock) -> anyhow::Result<()> {
     programs::lend(listen(socket, lock)?).context("start to lend")
 }
 
-pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
+    let socket = &arguments.socket(config);
     // Before the election: none of them may kill a crabd that holds the lock.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -56,9 +61,13 @@ pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<
     let service = Service::new(State::open(&arguments.pin_dir));
     let listener =
         UnixListener::from_std(listen(socket, &lock)?).context("hand the socket to the runtime")?;
+    let desk = Arc::new(Desk::new(desk::settings(config)));
+    let clock = desk.clone();
+    let clock = tokio::spawn(async move { clock.keep_time().await });
     let mut server = Server::new()
         .add_listener(Listener::from(listener))
-        .register_service(create_tracer(Arc::new(service.clone())));
+        .register_service(create_tracer(Arc::new(service.clone())))
+        .register_service(create_schedule(Arc::new(DeskService(desk.clone()))));
     server.start().await.context("start to serve")?;
     info!("serving {}", socket.display());
     tell(READY);
@@ -70,10 +79,12 @@ pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<
             _ = terminate.recv() => break "SIGTERM",
             _ = interrupt.recv() => break "SIGINT",
             _ = tick.tick() => {
+                desk.sweep();
                 let now = Instant::now();
                 let mut state = service.state();
                 state.sweep(now);
-                if arguments.idle_exit().is_some_and(|limit| state.is_idle(limit, now)) {
+                if desk.is_empty()
+                    && arguments.idle_exit().is_some_and(|limit| state.is_idle(limit, now)) {
                     // Under the same lock: no watch can slip in between.
                     state.close();
                     break "idle";
@@ -84,6 +95,7 @@ pub(crate) async fn run(arguments: &Arguments, socket: &Path) -> anyhow::Result<
 
     info!("stopping: {why}");
     tell(STOPPING);
+    clock.abort();
     service.state().close();
     for socket in [socket, &lending] {
         if let Err(error) = remove(socket) {

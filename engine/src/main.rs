@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! crabd, one per host: counts what sandboxes do, for the shims to ask.
+//! crabd, one per host: counts what sandboxes do, for the shims to ask, and says whose capture
+//! comes when.
 //!
 //! ```text
 //!   shim --Watch, Effects-->  service --> state { counting, registry }
 //!                                            ^
 //!   shims' deaths, idleness, signals --> daemon
+//!                                            v
+//!   shim --Ask, End-->  desk_service --> desk { scheduler, who waits for it }
 //!   shim <--a sealed copy of its runtime-- programs
 //! ```
 //!
@@ -19,6 +22,8 @@ mod arguments;
 mod cgroups;
 mod check;
 mod daemon;
+mod desk;
+mod desk_service;
 mod endpoint;
 mod holder;
 mod mounts;
@@ -73,5 +78,5 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?
-        .block_on(daemon::run(arguments, &arguments.socket(&config)))
+        .block_on(daemon::run(arguments, &config))
 }

@@ -47,7 +47,7 @@ impl Scheduler {
             match job.phase {
                 Phase::Queued => {
                     if let Some(since) = job.gated {
-                        at(since + self.settings.gate_limit);
+                        at(since + job.request.gate_limit);
                     }
                 }
                 Phase::Capturing => at(job.since + self.settings.capture_limit),
@@ -76,7 +76,7 @@ impl Scheduler {
             let end = match job.phase {
                 Phase::Queued => {
                     let held = job.gated.map(|since| now.since(since));
-                    held.is_some_and(|held| held >= settings.gate_limit)
+                    held.is_some_and(|held| held >= job.request.gate_limit)
                         .then_some(End::GivenUp)
                 }
                 Phase::Capturing if lasted >= settings.capture_limit => silent("capture"),

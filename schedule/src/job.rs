@@ -59,6 +59,8 @@ pub struct Request {
     /// For how long something of the sandbox's has been held back for it; nothing if
     /// nothing is.
     pub gated: Option<Duration>,
+    /// For how long that may be while the capture has not begun.
+    pub gate_limit: Duration,
 }
 
 /// How far a job is when the scheduler first hears of it.
@@ -66,13 +68,9 @@ pub struct Request {
 pub enum Stage {
     /// It asks to be captured.
     Asks,
-    /// It is being captured: whoever does it got no answer in time, or had one from a
-    /// scheduler that is gone.
-    Captures,
-    /// It was captured without holding anybody back, or so; this many bytes.
+    /// It is captured, and of so many bytes: without holding anybody back, or by whoever got no
+    /// answer in time, or had one from a scheduler that is gone.
     Captured(u64),
-    /// It is being published already, this many bytes.
-    Publishes(u64),
 }
 
 /// How far it is.

@@ -30,8 +30,6 @@ pub struct Settings {
     pub policy: Policy,
     /// What all may use together.
     pub budgets: Budgets,
-    /// For how long something of a sandbox's may be held back for a capture that has not begun.
-    pub gate_limit: Duration,
     /// How long a sandbox of whole weight may ask for a capture until it comes before all
     /// others.
     pub patience: Duration,
@@ -51,7 +49,6 @@ impl Default for Settings {
                 disk_bytes_per_s: None,
                 staging_bytes: None,
             },
-            gate_limit: Duration::from_secs(2),
             patience: Duration::from_secs(10),
             capture_limit: Duration::from_secs(60),
             publish_limit: Duration::from_secs(600),
@@ -206,19 +203,11 @@ impl Scheduler {
                 job.patient_until = since + Duration::from_micros(patience);
                 self.queued.insert(id);
             }
-            Stage::Captures => {
-                self.counts.ungranted += 1;
-                self.begin_capture(&mut job);
-            }
             Stage::Captured(bytes) => {
                 let granted = false;
                 job.phase = Phase::Publishing { bytes, granted };
                 job.reserved = self.staging.reserve(bytes);
                 self.captured.insert(id);
-            }
-            Stage::Publishes(bytes) => {
-                job.reserved = self.staging.reserve(bytes);
-                self.begin_publication(&mut job, bytes);
             }
         }
         self.jobs.insert(id, job);
@@ -252,30 +241,6 @@ impl Scheduler {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.gated = held.then(|| job.gated.unwrap_or(now));
         }
-    }
-
-    /// A job was granted, and goes on without having been told: its grant came too late.
-    pub fn went_ahead(&mut self, now: Time, id: JobId) {
-        self.at(now);
-        let Some(mut job) = self.jobs.remove(&id) else {
-            return;
-        };
-        match job.phase {
-            Phase::Queued => {
-                self.queued.remove(&id);
-                self.counts.ungranted += 1;
-                self.begin_capture(&mut job);
-            }
-            Phase::Publishing {
-                bytes,
-                granted: false,
-            } => {
-                self.captured.remove(&id);
-                self.begin_publication(&mut job, bytes);
-            }
-            Phase::Capturing | Phase::Publishing { .. } => {}
-        }
-        self.jobs.insert(id, job);
     }
 
     /// It is out of the sandbox's reach, and takes so many bytes of memory. The sandbox goes on.

@@ -38,6 +38,7 @@ fn request(sandbox: &str, wait: Duration) -> Request {
         waits: [wait; 4].into_iter().collect(),
         waiting: Duration::ZERO,
         gated: None,
+        gate_limit: MS(2000),
     }
 }
 
@@ -245,7 +246,7 @@ fn a_shim_that_is_gone_leaves_nothing() {
     let dump = ask(&mut scheduler, 0, "a", 100);
     let mut more = request("a", MS(100));
     more.turn = 2;
-    scheduler.enter(at(0), more, Stage::Publishes(7));
+    scheduler.enter(at(0), more, Stage::Captured(7));
     scheduler.decide(at(0));
     scheduler.gone(at(1), "a", "its shim ended");
     assert_eq!(scheduler.jobs().count(), 0);
@@ -254,12 +255,13 @@ fn a_shim_that_is_gone_leaves_nothing() {
 }
 
 #[test]
-fn what_went_ahead_without_an_answer_counts_nevertheless() {
+fn what_was_captured_without_an_answer_counts_as_such() {
     let mut scheduler = scheduler(Policy::Predictive);
-    scheduler.enter(at(0), request("a", MS(100)), Stage::Captures);
-    let waiting = ask(&mut scheduler, 0, "b", 100);
-    assert_eq!(scheduler.decide(at(0)), [], "its dump has the only place");
-    scheduler.went_ahead(at(1), waiting);
-    assert_eq!(scheduler.counts().ungranted, 2);
-    assert_eq!(scheduler.in_use().0, 2);
+    let dump = ask(&mut scheduler, 0, "a", 100);
+    let impatient = ask(&mut scheduler, 0, "b", 100);
+    assert_eq!(scheduler.decide(at(0)), [Decision::Capture(dump)]);
+    scheduler.captured(at(300), impatient, 5);
+    assert_eq!(scheduler.counts().ungranted, 1);
+    assert_eq!(scheduler.decide(at(300)), [Decision::Publish(impatient)]);
+    assert_eq!(scheduler.in_use().0, 1, "the other one still dumps");
 }

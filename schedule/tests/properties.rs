@@ -145,6 +145,7 @@ impl Host {
             waits: [1, 2].map(Duration::from_secs).into_iter().collect(),
             waiting: Duration::ZERO,
             gated: held.then_some(Duration::ZERO),
+            gate_limit: Duration::from_secs(2),
         };
         let job = self.scheduler.enter(self.now, request, Stage::Asks);
         self.jobs.insert(job, (sandbox, bytes));

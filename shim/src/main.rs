@@ -14,6 +14,7 @@
 
 mod activity;
 mod args;
+mod background;
 mod bootstrap;
 mod bundle;
 mod capture;
@@ -44,6 +45,7 @@ mod publisher;
 mod relay;
 mod relevance;
 mod sandbox;
+mod schedule;
 mod serve;
 mod shim_cgroup;
 mod sink;

@@ -24,6 +24,9 @@ use crate::{
     Class, Counts, Decision, End, JobId, Request, Scheduler, Settings, Stage, Time, WHOLE, Waits,
 };
 
+/// As the configuration has it if nothing is said.
+const GATE_LIMIT: Duration = Duration::from_secs(2);
+
 /// What is simulated.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
@@ -227,8 +230,7 @@ impl Host {
                     if let Some(job) = agent.publishes {
                         self.scheduler.gate(now, job, true);
                     }
-                    let limit = self.setup.settings.gate_limit;
-                    self.after(limit, Event::HeldLong(sandbox, now));
+                    self.after(GATE_LIMIT, Event::HeldLong(sandbox, now));
                 }
             }
             Event::HeldLong(sandbox, since) => {
@@ -322,6 +324,7 @@ impl Host {
             waits: agent.waits.iter().take(known).collect(),
             waiting: self.now.since(agent.waits_since),
             gated: agent.held.map(|since| self.now.since(since)),
+            gate_limit: GATE_LIMIT,
         }
     }
 

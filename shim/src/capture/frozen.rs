@@ -11,6 +11,7 @@ use crab_runtime::{
     criu::Criu,
     procs::{Content, Places, Portraits, Set},
 };
+use crab_schedule::Class;
 use crab_store::Cost;
 
 use super::{
@@ -20,7 +21,11 @@ use super::{
     files_only, micros,
     take::{Look, by_held_file},
 };
-use crate::{decide::ProcessHalf, pipes};
+use crate::{
+    decide::{ProcessHalf, Seen},
+    pipes,
+    schedule::NotNow,
+};
 
 /// How far the process half has got.
 #[derive(Default)]
@@ -57,8 +62,22 @@ impl Capture {
         }
     }
 
+    /// Waits until the sandbox may be frozen, and dumped where there is something to dump.
+    fn wait_for_its_turn(&self, look: &Look, set: &Set) -> Result<(), NotNow> {
+        let class = match &look.seen {
+            _ if set.is_empty() && !look.half.needs_image() => Class::Files,
+            Seen::FilesUntouched => Class::Processes,
+            _ => Class::Full,
+        };
+        let bytes = set.image_bytes().saturating_add(set.nameless_bytes());
+        let granted = self.schedule.capture(class, bytes);
+        self.async_runtime.block_on(granted)
+    }
+
     pub(super) fn take_frozen(&mut self, mut look: Look, set_before: &Set) -> Result<Taken> {
         let mut half = Half::default();
+        // Before anything is noted or stands still: it may take a while.
+        self.wait_for_its_turn(&look, set_before)?;
         if look.half.needs_image() || look.half.needs_freeze() && !self.known.woke_only {
             // It takes a while to be ready, and processes may run on meanwhile: before
             // anything is noted of them.

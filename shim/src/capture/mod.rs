@@ -64,6 +64,7 @@ use crate::{
     pipes::SharedPipe,
     relevance::Relevance,
     sandbox::Container,
+    schedule::Schedule,
     tracer::Tracer,
 };
 
@@ -71,6 +72,7 @@ use crate::{
 pub(crate) struct Capture {
     pub(crate) container: Arc<Container>,
     pub(crate) tracer: Arc<Tracer>,
+    pub(crate) schedule: Arc<Schedule>,
     pub(crate) roots: Vec<Root>,
     /// Every tmpfs of the container, with the name of its archive in an image.
     pub(crate) tmpfs_images: Vec<TmpfsImage>,
@@ -110,6 +112,18 @@ pub(crate) struct StagedCheckpoint {
     pub(crate) processes: StagedProcesses,
 }
 
+impl StagedCheckpoint {
+    /// How much of it there is to be stored.
+    pub(crate) fn bytes(&self) -> u64 {
+        let files: u64 = self.roots.iter().map(|(_, staged)| staged.bytes()).sum();
+        let image = match &self.processes {
+            StagedProcesses::Image(image) => image.bytes(),
+            StagedProcesses::Kept | StagedProcesses::None => 0,
+        };
+        files.saturating_add(image)
+    }
+}
+
 /// The process half of a staged checkpoint.
 pub(crate) enum StagedProcesses {
     /// The older one's.
@@ -131,6 +145,17 @@ pub(crate) struct StagedImage {
     pub(crate) portraits: Option<Portraits>,
     pub(crate) pipes: Vec<SharedPipe>,
     pub(crate) criu: String,
+}
+
+impl StagedImage {
+    /// What cannot be looked at counts nothing.
+    fn bytes(&self) -> u64 {
+        let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        files
+            .flat_map(|file| file.metadata())
+            .map(|it| it.len())
+            .sum()
+    }
 }
 
 impl Drop for StagedImage {

@@ -208,6 +208,7 @@ impl Task {
         Ok(Capture {
             container: self.container.clone(),
             tracer: self.tracer.clone(),
+            schedule: self.schedule.clone(),
             roots,
             tmpfs_images: images_of(&mounts),
             devices,

@@ -94,6 +94,7 @@ impl Task {
             status.open = false;
             status.unobserved = taken.unobserved.clone();
         });
+        self.schedule.turn_is_over(open.turn.0, open.over, false);
         if let Err(error) = self.record(open.record(), taken, Way::Turn) {
             tracing::error!(error = %format!("{error:#}"), "no checkpoint of this turn");
         }

@@ -12,8 +12,8 @@
 //!
 //! While a boundary is being looked at, or a rollback is under way, messages wait:
 //! that is the gate. A begin that waits longer than the configured limit goes on
-//! regardless; the capture then either was frozen over it, or notices by the
-//! counters.
+//! regardless; a capture that has not begun by then is given up, and one that has was
+//! frozen over it, or notices by the counters.
 //!
 //! A container without checkpoints (a root that is no overlay, a store that cannot
 //! be written) has this task too: it lets every exec through, and gives the reason
@@ -48,7 +48,8 @@ use tokio::{
 pub(crate) use self::hint::Meta;
 use self::task::Task;
 use crate::{
-    capture::Verification, history::Beginning, sandbox::Container, still::Still, tracer::Tracer,
+    capture::Verification, history::Beginning, sandbox::Container, schedule::Schedule,
+    still::Still, tracer::Tracer,
 };
 
 /// What CRIU is told of the surroundings, for dumps and restores of ours.
@@ -175,6 +176,7 @@ pub(crate) struct Turns {
     messages: mpsc::UnboundedSender<Message>,
     status: Arc<Mutex<Status>>,
     max_gate: Duration,
+    schedule: Arc<Schedule>,
     /// Weak: the container owns this. The shim ends when its last container does.
     container: Weak<Container>,
 }
@@ -184,6 +186,7 @@ pub(crate) struct Gate {
     messages: mpsc::UnboundedSender<Message>,
     process: String,
     max: Duration,
+    schedule: Arc<Schedule>,
     container: Weak<Container>,
 }
 
@@ -200,6 +203,7 @@ impl Gate {
     }
 
     async fn wait(&self, mut go: oneshot::Receiver<()>) {
+        let _waiting = self.schedule.waits();
         let mut limit = self.max;
         while timeout(limit, &mut go).await.is_err() {
             // What is frozen or gone cannot be entered; that has limits of its own.
@@ -210,6 +214,7 @@ impl Gate {
                     process,
                     "the gate was held for too long; what waited goes on"
                 );
+                self.schedule.gate_ran_out();
                 return;
             }
             limit = Duration::from_millis(20);
@@ -223,12 +228,14 @@ pub(crate) fn start(container: Arc<Container>, tracer: Arc<Tracer>) -> Turns {
     let status = Arc::new(Mutex::new(Status::default()));
     let max_gate = container.config.checkpoints.max_gate();
     let weak = Arc::downgrade(&container);
-    let task = Task::new(container, tracer, status.clone());
+    let schedule = Arc::new(Schedule::new(&container.config, container.id.to_string()));
+    let task = Task::new(container, tracer, schedule.clone(), status.clone());
     tokio::spawn(task.run(rx));
     Turns {
         messages,
         status,
         max_gate,
+        schedule,
         container: weak,
     }
 }
@@ -268,6 +275,7 @@ impl Turns {
             messages: self.messages.clone(),
             process: process.into(),
             max: self.max_gate,
+            schedule: self.schedule.clone(),
             container: self.container.clone(),
         }
     }

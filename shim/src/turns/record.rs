@@ -15,9 +15,11 @@ use super::{
     task::{History, Open, Pending, Task},
 };
 use crate::{
+    background,
     capture::Taken,
     publish::{Publication, Published},
     sandbox::unix_ms,
+    schedule::{End, NotNow},
 };
 
 /// How a boundary comes about.
@@ -36,8 +38,15 @@ pub(super) enum Way {
 impl Task {
     /// Looks at the sandbox, takes what is needed, and writes the turn down.
     pub(super) async fn boundary(&mut self, mut open: Open, way: Way) -> Result<Checkpointed> {
+        // A command is waited for by whoever gave it.
+        let is_asked = way == Way::Last || open.trigger == Trigger::Manual;
+        self.schedule.turn_is_over(open.turn.0, open.over, is_asked);
         self.collect(false).await;
-        self.finish_pending().await;
+        if is_asked {
+            self.finish_pending_now().await;
+        } else {
+            self.finish_pending().await;
+        }
         if way != Way::Initial {
             self.settle_watch().await;
         }
@@ -76,7 +85,7 @@ impl Task {
         let taken = match taken {
             Ok(taken) => taken,
             Err(error) => {
-                self.give_up(record, &format!("{error:#}"));
+                self.not_taken(record, &error);
                 return Err(error);
             }
         };
@@ -120,6 +129,8 @@ impl Task {
             history.next = history.next.max(record.turn.next());
         }
         let Some(staged) = taken.staged else {
+            self.schedule
+                .end(record.turn.0, End::Void, "nothing has changed");
             let version = history.version.as_ref();
             record.checkpoint = version.map(|v| v.turn);
             record.degraded = version.and_then(|v| v.degraded.clone());
@@ -136,6 +147,8 @@ impl Task {
         let Some(capture) = &history.capture else {
             bail!("the sandbox has not begun");
         };
+        let class = job_class(record.class);
+        let (turn, bytes) = (record.turn.0, staged.bytes());
         let publication = Publication {
             writer: history.writer.clone(),
             sandbox: self.container.id.clone(),
@@ -149,9 +162,13 @@ impl Task {
             tmpfs_images: capture.tmpfs_images.clone(),
             staged,
         };
+        let schedule = self.schedule.clone();
         history.pending = Some(Pending {
             record,
-            task: tokio::task::spawn_blocking(move || publication.publish()),
+            task: tokio::spawn(async move {
+                schedule.publish(turn, class, bytes).await;
+                background::run("publication", move || publication.publish()).await
+            }),
             started: Instant::now(),
         });
         Ok(answer)
@@ -171,6 +188,14 @@ impl Task {
         self.settle_pending(result)
     }
 
+    /// The same for somebody who waits for it.
+    pub(super) async fn finish_pending_now(&mut self) -> Option<String> {
+        self.schedule.hurry(true);
+        let failed = self.finish_pending().await;
+        self.schedule.hurry(false);
+        failed
+    }
+
     pub(super) fn settle_pending(
         &mut self,
         result: Result<Result<Published>, tokio::task::JoinError>,
@@ -185,6 +210,7 @@ impl Task {
         let mut record = pending.record;
         match result {
             Ok(published) => {
+                self.schedule.end(record.turn.0, End::Durable, "");
                 tracing::info!(
                     turn = record.turn.0,
                     class = %record.class,
@@ -222,9 +248,28 @@ impl Task {
         }
     }
 
+    /// A turn was not captured: because that failed, or because it was not to be waited for.
+    fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
+        match error.downcast_ref::<NotNow>() {
+            None => self.give_up(record, &format!("{error:#}")),
+            Some(NotNow::GivenUp) => {
+                let why = NotNow::GivenUp.to_string();
+                self.schedule.end(record.turn.0, End::GivenUp, &why);
+                self.give_up(record, &why);
+            }
+            Some(NotNow::Merged) => {
+                let why = NotNow::Merged.to_string();
+                self.schedule.end(record.turn.0, End::Void, &why);
+                self.give_up(record, &why);
+            }
+        }
+    }
+
     /// A turn without a checkpoint: says so in the journal, and takes nothing for
     /// granted next time.
     fn give_up(&mut self, mut record: TurnRecord, reason: &str) {
+        // If it has not been said yet.
+        self.schedule.end(record.turn.0, End::Failed, reason);
         let Ok(history) = &mut self.history else {
             return;
         };
@@ -250,7 +295,7 @@ impl Task {
         self.history()?;
         let open = self.manual_open().context("the sandbox has not begun")?;
         let mut answer = self.boundary(open, Way::OnDemand).await?;
-        let failed = self.finish_pending().await;
+        let failed = self.finish_pending_now().await;
         let history = self.history()?;
         match &history.version {
             Some(version) if answer.class == Class::None || version.turn == answer.turn => {
@@ -268,5 +313,14 @@ impl Task {
         let history = self.history.as_ref().ok()?;
         let (turn, command) = (history.next, String::new());
         Some(Open::new(turn, Trigger::Manual, command, Duration::ZERO))
+    }
+}
+
+/// As what a checkpoint is scheduled.
+fn job_class(class: Class) -> crab_schedule::Class {
+    match class {
+        Class::None | Class::Files => crab_schedule::Class::Files,
+        Class::Processes => crab_schedule::Class::Processes,
+        Class::Full => crab_schedule::Class::Full,
     }
 }

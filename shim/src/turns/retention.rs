@@ -20,14 +20,12 @@ use crab_store::{Collected, Limits, Wanted};
 use tokio::sync::oneshot;
 
 use super::task::Task;
-use crate::sandbox::unix_ms;
+use crate::{background, sandbox::unix_ms};
 
 /// One in so many parts of what is kept has to be new.
 const SHARE: u64 = 8;
 /// The least time between removals by age.
 const LEAST: Duration = Duration::from_secs(60);
-/// As `nice` has it.
-const NICENESS: i32 = 10;
 
 /// What has come since the last removal.
 #[derive(Debug, Default)]
@@ -100,7 +98,6 @@ impl Task {
         let stop = self.removals.stop.clone();
         let (done, running) = oneshot::channel();
         let work = move || {
-            let _ = rustix::process::setpriority_process(None, NICENESS);
             let wanted = Wanted {
                 limits,
                 now_ms: unix_ms(SystemTime::now()),
@@ -125,8 +122,7 @@ impl Task {
             // Whoever waits for the end of this waits for the writer to be let go of.
             drop(done);
         };
-        let thread = std::thread::Builder::new().name("removal".into());
-        if let Err(error) = thread.spawn(work) {
+        if let Err(error) = background::spawn("removal", work) {
             tracing::warn!(%error, "no thread to remove checkpoints");
             return;
         }

@@ -85,7 +85,7 @@ impl Task {
     pub(super) async fn roll_back(&mut self, wish: RollbackWish) -> Result<RolledBack> {
         let RollbackWish { turn, verify, cold } = wish;
         let start = Instant::now();
-        self.finish_pending().await;
+        self.finish_pending_now().await;
         let store = self.history()?.writer.store().clone();
         // Refused before anything is touched.
         let wanted = store.checkpoint_of(turn)?;
@@ -260,7 +260,7 @@ impl Task {
             .boundary(open, way)
             .await
             .context("checkpoint the state of now")?;
-        let failed = self.finish_pending().await;
+        let failed = self.finish_pending_now().await;
         let version = self.history()?.version.clone();
         version
             .filter(|version| taken.class == Class::None || version.turn == taken.turn)

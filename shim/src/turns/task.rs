@@ -32,6 +32,7 @@ use crate::{
     idle,
     publish::Published,
     sandbox::{Container, unix_ms},
+    schedule::Schedule,
     tracer::Tracer,
 };
 
@@ -162,6 +163,8 @@ pub(super) type Watch = JoinHandle<Result<Effects, String>>;
 pub(super) struct Task {
     pub(super) container: Arc<Container>,
     pub(super) tracer: Arc<Tracer>,
+    /// When it may be captured.
+    pub(super) schedule: Arc<Schedule>,
     /// Begins when crabd is there.
     pub(super) watch: Option<Watch>,
     pub(super) status: Arc<Mutex<Status>>,
@@ -198,11 +201,13 @@ impl Task {
     pub(super) fn new(
         container: Arc<Container>,
         tracer: Arc<Tracer>,
+        schedule: Arc<Schedule>,
         status: Arc<Mutex<Status>>,
     ) -> Self {
         Self {
             container,
             tracer,
+            schedule,
             watch: None,
             status,
             history: Err("the container is not started yet".into()),
@@ -390,6 +395,7 @@ impl Task {
             return;
         };
         let open = self.open.get_or_insert_with(|| {
+            self.schedule.turn_begins(gate);
             let turn = history.next;
             history.next = turn.next();
             Open::new(turn, trigger, String::new(), gate)
@@ -444,7 +450,7 @@ impl Task {
 
     async fn close(&mut self) {
         self.settle_turn().await;
-        self.finish_pending().await;
+        self.finish_pending_now().await;
         self.finish_removal().await;
         self.end_removals().await;
         if let Some(watch) = self.watch.take() {

@@ -11,7 +11,7 @@ use crate::{capture::Capture, sandbox::blocking};
 impl Task {
     /// With the end of a turn, or with the newest checkpoint.
     pub(super) async fn verify(&mut self, turn: Option<TurnId>) -> Result<Verified> {
-        self.finish_pending().await;
+        self.finish_pending_now().await;
         let history = self.history()?;
         let manifest = match (turn, &history.version) {
             (Some(turn), _) => history.writer.store().checkpoint_of(turn)?,
