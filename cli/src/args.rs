@@ -92,6 +92,15 @@ pub(crate) enum Command {
     /// container was deleted. Its checkpoints are in the store. Where containerd
     /// or Docker still has the container, `crab restore` brings it back.
     Ps,
+    /// List the captures that are under way or wait, and the newest that have ended
+    ///
+    /// A turn that needs a checkpoint is a job: queued, capturing, publishing, and
+    /// then durable, void or failed. SINCE is for how long it has been so, HELD for
+    /// how long an exec or input has been held back for it, COST what its capture is
+    /// expected to take, GOES ON when its agent is expected to go on. What all may use
+    /// together, and how the next one is chosen, is in [schedule] of the configuration.
+    /// Asks crabd.
+    Jobs,
     /// List what happened in a sandbox, turn by turn
     ///
     /// CHECKPOINT is the checkpoint that holds the turn's state: that of the

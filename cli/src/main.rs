@@ -28,6 +28,7 @@ mod fsck;
 mod gc;
 mod history;
 mod interrupt;
+mod jobs;
 mod live;
 mod named;
 mod output;
@@ -79,6 +80,7 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
     runtime.block_on(async {
         let text = match args.command {
             Command::Ps => ps::run(&context()?).await?,
+            Command::Jobs => jobs::run(&context()?).await?,
             Command::Turns { sandbox } => turns::run(&context()?, &sandbox).await?,
             Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, &turn)?,
             Command::Diff {

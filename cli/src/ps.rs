@@ -14,6 +14,7 @@ use crate::{
     context::Context,
     docker,
     error::{CliError, StoreError},
+    jobs,
     live::{Live, NoAnswer},
     output::{NOTHING, ago, cell, now_ms, or_nothing, size, table},
 };
@@ -39,6 +40,9 @@ struct Row {
     /// The newest turn, and whether it is still open.
     turn: Option<TurnId>,
     turn_open: bool,
+    /// How far its capture is, if one is under way or waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<String>,
     /// The checkpoint that holds the newest state.
     checkpoint: Option<TurnId>,
     checkpoints: u64,
@@ -86,6 +90,10 @@ pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
     }
     while let Some(Ok((number, answer))) = asked.join_next().await {
         rows[number].answered(answer);
+    }
+    let mut jobs = jobs::states(&context.config).await;
+    for row in &mut rows {
+        row.job = jobs.remove(&row.sandbox.to_string());
     }
     // Of what is in neither store nor shim, only a directory was left.
     rows.retain(|row| (row.in_store || row.state != GONE) && !row.pause);
@@ -162,6 +170,7 @@ impl Row {
             pid: None,
             turn: None,
             turn_open: false,
+            job: None,
             checkpoint: None,
             checkpoints: 0,
             bytes_stored: 0,
@@ -251,11 +260,15 @@ fn short(id: &SandboxId) -> String {
 fn text(ps: &Ps) -> String {
     let now = now_ms();
     let rows = ps.sandboxes.iter().map(|row| {
+        let state = match &row.job {
+            Some(job) => format!("{} ({job})", row.state),
+            None => row.state.clone(),
+        };
         let turn = or_nothing(row.turn) + if row.turn_open { " (open)" } else { "" };
         [
             short(&row.sandbox),
             cell(row.name.as_deref().unwrap_or(NOTHING), 30),
-            cell(&row.state, 20),
+            cell(&state, 30),
             turn,
             or_nothing(row.checkpoint),
             size(row.bytes_stored),

@@ -94,6 +94,8 @@ pub struct PsRow {
     pub pid: Option<u32>,
     /// The newest turn.
     pub turn: Option<TurnId>,
+    /// How far its capture is, if one is under way or waits.
+    pub job: Option<String>,
     /// The checkpoint that holds the newest state.
     pub checkpoint: Option<TurnId>,
     /// How many checkpoints are in the store.
