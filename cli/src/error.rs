@@ -162,6 +162,9 @@ impl StoreError {
                 ),
                 OpenError::NotAStore(_) => (Code::Failed, "name the right directory with --store"),
                 OpenError::NewerFormat { .. } => (Code::Failed, NEWER),
+                OpenError::FormatChanged { .. } => {
+                    (Code::Damaged, "write that line into it, and nothing else")
+                }
                 OpenError::NoSandbox(_) => (Code::NotFound, "`crab ps` lists the sandboxes"),
                 OpenError::Locked(_) => (Code::Refused, "try again when its shim has ended"),
                 OpenError::NoSpace(_) => (Code::Failed, NO_SPACE),

@@ -81,6 +81,9 @@ pub(crate) fn run(
         // What it remembers may be of what is damaged.
         catalog::forget(&store);
     }
+    store
+        .check()
+        .map_err(|error| CliError::store("cannot check the store", error.into()))?;
     let one = text_of_id.is_some();
     let mut rows = Vec::new();
     for sandbox in &sandboxes {
@@ -210,7 +213,7 @@ fn sandbox_text(row: &Row) -> String {
         count(checked.packs, "pack", "packs"),
         count(checked.objects, "object", "objects"),
         size(checked.bytes),
-        match checked.damage.len() as u64 {
+        match checked.damage.iter().filter(|it| !it.is_note()).count() as u64 {
             0 => "whole".to_owned(),
             faults => count(faults, "thing is damaged", "things are damaged"),
         }
@@ -225,7 +228,7 @@ fn sandbox_text(row: &Row) -> String {
         ));
     }
     if let Some(repaired) = &row.repaired
-        && !checked.is_whole()
+        && !checked.damage.is_empty()
     {
         text.push_str(&match repaired.lost_checkpoints.len() as u64 {
             0 => "  repaired: no checkpoint was lost\n".to_owned(),
@@ -264,6 +267,9 @@ fn damage_text(damage: &Damage) -> String {
     };
     let path = damage.path.display().to_string();
     let mut text = format!("  {part}: {}: {}", visible(&path), visible(&damage.why));
+    if damage.is_note() {
+        text.push_str(" (not on the disk when it stopped; nothing else is hit by that)");
+    }
     if !damage.checkpoints.is_empty() {
         let hit = count(damage.checkpoints.len() as u64, "checkpoint", "checkpoints");
         text.push_str(&format!(" (hits {hit}: {})", list(&damage.checkpoints)));

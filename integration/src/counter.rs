@@ -109,9 +109,7 @@ impl<'a> Counter<'a> {
 
     /// A way to ask it that is no turn.
     pub fn from_outside(&self) -> Result<Outside> {
-        let path = format!("/proc/{}/ns/net", self.sandbox.pid()?);
-        let network = File::open(&path).with_context(|| format!("open {path}"))?;
-        Ok(Outside { network })
+        Outside::of(self.sandbox)
     }
 }
 
@@ -126,15 +124,27 @@ pub struct Outside {
 pub struct Asked(UnixStream);
 
 impl Outside {
+    /// The way to the server of a sandbox.
+    pub fn of(sandbox: &Sandbox) -> Result<Self> {
+        let path = format!("/proc/{}/ns/net", sandbox.pid()?);
+        let network = File::open(&path).with_context(|| format!("open {path}"))?;
+        Ok(Self { network })
+    }
+
     /// Asks it once; done when the request is with the sandbox, be that frozen or not.
     pub fn ask(&self) -> Result<Asked> {
+        self.tell("count")
+    }
+
+    /// Tells it a word likewise; it has it counted if the word says so.
+    pub fn tell(&self, word: &str) -> Result<Asked> {
         // By a thread of its own, as it stays in that namespace.
         let connect = || -> Result<Asked> {
             move_into_link_name_space(self.network.as_fd(), Some(LinkNameSpaceType::Network))
                 .context("enter the network namespace")?;
             let server = SocketAddr::from_abstract_name("counter")?;
             let mut stream = UnixStream::connect_addr(&server).context("reach the server")?;
-            stream.write_all(b"count")?;
+            stream.write_all(word.as_bytes())?;
             Ok(Asked(stream))
         };
         thread::scope(|scope| scope.spawn(connect).join())

@@ -28,6 +28,7 @@ mod client;
 mod command;
 pub mod counter;
 mod crab;
+pub mod crash;
 mod cri;
 pub mod critest;
 mod cycles;

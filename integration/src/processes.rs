@@ -64,6 +64,8 @@ pub fn shim_of(namespace: &str, id: &str) -> Option<u32> {
         .into_iter()
         .find(|(_, words)| {
             program(words).starts_with("containerd-shim-")
+                // Nor who starts it or cleans up after it.
+                && !words.iter().any(|word| word == "start" || word == "delete")
                 && has(words, "namespace", namespace)
                 && has(words, "id", id)
         })

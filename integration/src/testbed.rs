@@ -141,6 +141,13 @@ impl Testbed {
             .with_context(|| format!("{verb} {daemon}"))
     }
 
+    /// Has the shims that are started from now on listen to who asks for steps to fail, however
+    /// they were built; until this is dropped.
+    pub fn with_fault_points(&self) -> Result<FaultPoints> {
+        self.service_with(&["CRAB_FAULT_POINTS=1"], "restart", "containerd")?;
+        Ok(FaultPoints(*self))
+    }
+
     /// The kernel's release and the number of processors, for figures.
     pub fn machine(&self) -> String {
         let uname = rustix::system::uname();
@@ -149,6 +156,18 @@ impl Testbed {
             "Linux {}, {cpus} processors",
             uname.release().to_string_lossy()
         )
+    }
+}
+
+/// That shims listen to who asks for steps to fail.
+#[derive(Debug)]
+pub struct FaultPoints(Testbed);
+
+impl Drop for FaultPoints {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.service("restart", "containerd") {
+            eprintln!("containerd was not restarted: {error:#}");
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use crab_fault::Point;
 use crab_runtime::{
     criu,
     files::{Index, Scanner},
@@ -313,12 +314,15 @@ fn grant(
         &container.run_dir.join("restore-images"),
     )?;
     let tree = reader.tree(manifest.files.upper)?;
+    crab_fault::at(Point::RestoreStaged);
     Replacement::build(overlay, &tree, &reader)?
         .exchange(container.bundle.rootfs())?
         .keep();
+    crab_fault::at(Point::RestoreExchanged);
     let upper = Scanner::overlay(overlay)?.index_restored(&tree)?;
     // Granted: the next start is an ordinary one.
     sandbox.take_restore_request()?;
+    crab_fault::at(Point::RestoreGranted);
     let restored = Restored {
         request,
         manifest,

@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use anyhow::Result;
+use crab_fault::Point;
 use crab_runtime::{
     criu::{self, EarlierImage},
     files::Index,
@@ -50,6 +51,7 @@ pub(crate) struct Published {
 impl Publication {
     /// Writes it all.
     pub(crate) fn publish(mut self) -> Result<Published> {
+        crab_fault::at(Point::PublishBegun);
         let mut pack = self.writer.begin()?;
         let mut indexes = Vec::new();
         for (at, staged) in std::mem::take(&mut self.staged.roots) {

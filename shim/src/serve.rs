@@ -26,6 +26,7 @@ use crate::{
     args::Args,
     containers::Containers,
     control::Control,
+    fault,
     oom::OomWatcher,
     programs::Programs,
     publisher::Publisher,
@@ -98,6 +99,7 @@ pub(crate) fn serve(args: &Args, config: Config, config_fault: Option<String>) -
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     let listener = UnixListener::from(listener);
+    fault::listen(&config.run_dir);
     let served = runtime.block_on(run(args, config, config_fault, reaper, listener));
     // Not for ever: a thread may hang in a write to a file of a dead server.
     runtime.shutdown_timeout(FAREWELL);

@@ -42,7 +42,8 @@ use crate::{
 pub enum Part {
     /// The journal.
     Journal,
-    /// The journal's end only: it was being written when its writer died.
+    /// The journal's end only, which never came to the disk: no damage, but worth telling. Whoever
+    /// writes next cuts off what is there of it.
     JournalTail,
     /// A manifest, or something that it refers to is missing.
     Manifest,
@@ -73,6 +74,13 @@ pub struct Damage {
     pub checkpoints: BTreeSet<TurnId>,
 }
 
+impl Damage {
+    /// Whether nothing is lost by it that had come to the disk.
+    pub fn is_note(&self) -> bool {
+        self.part == Part::JournalTail
+    }
+}
+
 /// What a look at a sandbox's history found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Checked {
@@ -97,9 +105,9 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Whether everything is as it was written.
+    /// Whether everything that has come to the disk is as it was written.
     pub fn is_whole(&self) -> bool {
-        self.damage.is_empty()
+        self.damage.iter().all(Damage::is_note)
     }
 }
 
@@ -329,6 +337,15 @@ impl Look {
                 };
                 for fault in &sound.faults {
                     self.report(part, &path, fault);
+                }
+                let said = sound.journal.records.iter();
+                let said = said.filter_map(JournalRecord::turn).max();
+                let newer = |manifest: &&Manifest| said.is_none_or(|said| manifest.turn > said);
+                let unsaid = self.manifests.iter().filter(newer).count();
+                // The record of a checkpoint follows it.
+                if unsaid > 1 && (sound.is_torn || sound.faults.is_empty()) {
+                    let why = format!("{unsaid} checkpoints are newer than its last record");
+                    self.report(Part::JournalTail, &path, why);
                 }
                 self.journal = Some(sound);
             }

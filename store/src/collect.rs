@@ -32,11 +32,11 @@ use std::{
     time::Duration,
 };
 
+use crab_fault::Point;
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::{
-    crash::{self, Point},
     digest::Digest,
     durable,
     error::{FileError, ReadError, WriteError},
@@ -203,7 +203,7 @@ impl SandboxWriter {
                 &mut done,
             )?;
         }
-        crash::at(Point::Collected);
+        crab_fault::at(Point::Collected);
         Ok(done)
     }
 
@@ -227,13 +227,13 @@ impl SandboxWriter {
             return Ok(in_use);
         }
         self.note(&choice.removed, wanted.now_ms)?;
-        crash::at(Point::RemovalRecorded);
+        crab_fault::at(Point::RemovalRecorded);
         for turn in choice.removed.keys() {
             durable::remove(&store.manifest_path(*turn))?;
-            crash::at(Point::ManifestRemoved);
+            crab_fault::at(Point::ManifestRemoved);
         }
         durable::sync_dir(&store.manifests_dir())?;
-        crash::at(Point::ManifestsRemoved);
+        crab_fault::at(Point::ManifestsRemoved);
         Ok(BTreeSet::new())
     }
 
@@ -451,7 +451,7 @@ fn remove_dead(
         let goes: Vec<Digest> = objects.into_iter().map(|(digest, _)| digest).collect();
         let removed = collecting.replace(*pack, &goes, &[], || durable::remove(&path))?;
         if removed {
-            crash::at(Point::PackRemoved);
+            crab_fault::at(Point::PackRemoved);
             done.packs_removed += 1;
             done.bytes_freed += len;
         } else {
@@ -485,13 +485,13 @@ fn replace(
         }
         copied => copied?,
     };
-    crash::at(Point::PackCopied);
+    crab_fault::at(Point::PackCopied);
     let Some(alone) = without_readers(store, done)? else {
         return Ok(());
     };
     let replaced = collecting.replace(pack, &goes, copy.objects(), || {
         fs::rename(&temporary.0, &path).map_err(FileError::of("publish", &path))?;
-        crash::at(Point::PackReplaced);
+        crab_fault::at(Point::PackReplaced);
         Ok(())
     })?;
     // Nobody need wait for the disk: either of the two holds what is needed.

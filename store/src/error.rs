@@ -65,6 +65,14 @@ pub enum OpenError {
         /// The newest version known here.
         known: u32,
     },
+    /// It can be told what the file that says its format means, and it is not as it was written.
+    #[error("{} has changed; it is to hold the line {:?}", path.display(), written.trim_end())]
+    FormatChanged {
+        /// The file.
+        path: PathBuf,
+        /// What was written to it.
+        written: String,
+    },
     /// The store has never seen this sandbox.
     #[error("no sandbox {0} in the store")]
     NoSandbox(SandboxId),

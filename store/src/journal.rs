@@ -145,7 +145,8 @@ pub(crate) struct Soundness {
     pub(crate) whole: Vec<u8>,
     /// What is wrong.
     pub(crate) faults: Vec<String>,
-    /// Nothing is, but that its last record was never written to its end.
+    /// Nothing is, but that its last record was never written to its end: as far as what is there
+    /// can tell.
     pub(crate) is_torn: bool,
 }
 
@@ -181,7 +182,7 @@ pub(crate) fn check(path: &Path) -> Result<Soundness, ReadError> {
         sound.faults.push(what);
     }
     if end < whole.len() {
-        sound.is_torn = sound.faults.is_empty();
+        sound.is_torn = sound.faults.is_empty() && is_torn(&whole[end..]);
         let rest = whole.len() - end;
         sound
             .faults
@@ -199,6 +200,22 @@ pub(crate) fn check(path: &Path) -> Result<Soundness, ReadError> {
     }
     sound.journal = journal;
     Ok(sound)
+}
+
+/// Whether what lies behind the last whole record is the beginning of another one, of which the
+/// rest is not there, or zero: who wrote it, or the machine, died meanwhile.
+fn is_torn(rest: &[u8]) -> bool {
+    let written = rest
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |at| at + 1);
+    let magic = written.min(RECORD_MAGIC.len());
+    if rest[..magic] != RECORD_MAGIC[..magic] {
+        return false;
+    }
+    let len = rest.get(4..8).and_then(|len| len.first_chunk());
+    let len = len.map(|len| u32::from_le_bytes(*len) as usize);
+    len.is_none_or(|len| len <= MAX_RECORD && written < RECORD_HEADER_LEN + len)
 }
 
 /// The one writer of a journal.

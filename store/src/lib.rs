@@ -41,7 +41,6 @@ mod check;
 mod chunk;
 mod class;
 mod collect;
-mod crash;
 mod digest;
 mod durable;
 mod effects;
@@ -80,7 +79,6 @@ pub use check::{Checked, Damage, Part};
 pub use chunk::{CHUNK, Content};
 pub use class::Class;
 pub use collect::{CollectError, Collected, Wanted};
-pub use crash::CRASH_POINTS;
 pub use digest::{Digest, HexError};
 pub use effects::{
     ChangedProcess, IgnoredBy, ListeningSocket, MAX_PROCESSES, MAX_RULES, ProcessChange,

@@ -16,9 +16,10 @@ use std::{
     sync::Arc,
 };
 
+use crab_fault::Point;
+
 use crate::{
-    MAX_OBJECT, crash,
-    crash::Point,
+    MAX_OBJECT,
     digest::Digest,
     durable,
     error::{FileError, ReadError, WriteError},
@@ -51,7 +52,7 @@ impl Pack {
             .map_err(|error| WriteError::Source(error.into()))?;
         let id = PackId(id);
         let file = PackFile::create(shared.store.pack_path(id))?;
-        crash::at(Point::PackCreated);
+        crab_fault::at(Point::PackCreated);
         Ok(Self { id, file })
     }
 
@@ -220,7 +221,7 @@ impl PackWriter {
         }
         if let Some(pack) = &mut self.pack {
             pack.file.flush()?;
-            crash::at(Point::PackWritten);
+            crab_fault::at(Point::PackWritten);
         }
         let packs = self.reachable(&manifest).map_err(WriteError::Incomplete)?;
         manifest.packs = packs.into_iter().collect();
@@ -235,9 +236,9 @@ impl PackWriter {
                 what: "manifest",
                 why: error.to_string(),
             })?;
-        crash::at(Point::PackSynced);
-        let written = || crash::at(Point::ManifestWritten);
-        let renamed = || crash::at(Point::ManifestRenamed);
+        crab_fault::at(Point::PackSynced);
+        let written = || crab_fault::at(Point::ManifestWritten);
+        let renamed = || crab_fault::at(Point::ManifestRenamed);
         if let Err(error) = durable::replace_and(&path, &bytes, written, renamed) {
             // It may be there already, and only its name not durable.
             let _ = durable::remove(&path);
@@ -246,7 +247,7 @@ impl PackWriter {
         if let Some(pack) = self.pack.take() {
             shared.add_pack(pack.id, pack.file.objects());
         }
-        crash::at(Point::Published);
+        crab_fault::at(Point::Published);
         Ok(manifest)
     }
 

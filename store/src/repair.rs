@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use crab_fault::Point;
 use serde::Serialize;
 
 use crate::{
@@ -90,8 +91,9 @@ impl Store {
         let look = look_again(sandbox, look)?;
         repair.promises(&look.checked)?;
         repair.journal(&look, &lost, now_ms)?;
+        crab_fault::at(Point::Repaired);
         // Nothing was changed where nothing was wrong.
-        let now = match found.is_whole() {
+        let now = match found.damage.is_empty() {
             true => found.clone(),
             false => self::look(sandbox, progress)?.checked,
         };
@@ -122,7 +124,7 @@ fn without_readers(store: &SandboxStore) -> Result<locks::Held, OpenError> {
 
 /// The same again, unless nothing was changed.
 fn look_again(store: &SandboxStore, before: Look) -> Result<Look, ReadError> {
-    if before.checked.is_whole() {
+    if before.checked.damage.is_empty() {
         return Ok(before);
     }
     look(store, &mut |_, _| {})
@@ -147,13 +149,20 @@ impl Repair<'_> {
                     .filter_map(|name| name.parse::<u64>().ok())
                     .max();
                 let dir = all.join(last.map_or(1, |last| last + 1).to_string());
-                durable::create_dir(&dir)?;
                 self.aside.insert(dir).clone()
             }
         };
         let own = path.strip_prefix(self.store.dir()).unwrap_or(path);
         let place = dir.join(own);
-        durable::create_dir(place.parent().unwrap_or(&dir))?;
+        let parent = place.parent().unwrap_or(&dir);
+        if !parent.is_dir() {
+            durable::create_dir(parent)?;
+            // Up to the sandbox's own: what is moved there must not be lost with its directory.
+            let above = parent.ancestors().skip(1);
+            for dir in above.take_while(|dir| dir.starts_with(self.store.dir())) {
+                durable::sync_dir(dir)?;
+            }
+        }
         Ok(place)
     }
 
@@ -200,6 +209,7 @@ impl Repair<'_> {
                 continue;
             }
             self.keep_aside(path)?;
+            crab_fault::at(Point::RepairPackAside);
             let from = File::open(path).map_err(FileError::of("open", path))?;
             let temporary = durable::temporary(path)?;
             let mut anew = PackFile::create(temporary.clone())?;
@@ -210,7 +220,9 @@ impl Repair<'_> {
                 anew.append(*digest, location.raw_len, location.flags, &stored)?;
             }
             anew.finish()?;
+            crab_fault::at(Point::RepairPackCopied);
             fs::rename(&temporary, path).map_err(FileError::of("publish", path))?;
+            crab_fault::at(Point::RepairPackReplaced);
             durable::sync_dir(&self.store.packs_dir())?;
         }
         Ok(())
@@ -228,8 +240,10 @@ impl Repair<'_> {
                 self.put_aside(&self.store.pack_path(pack))?;
             }
         }
+        crab_fault::at(Point::RepairPacksAside);
         for turn in lost {
             self.put_aside(&self.store.manifest_path(*turn))?;
+            crab_fault::at(Point::RepairManifestAside);
         }
         Ok(())
     }
@@ -248,6 +262,7 @@ impl Repair<'_> {
         for damage in &found.damage {
             if parts.contains(&damage.part) {
                 self.put_aside(&damage.path)?;
+                crab_fault::at(Point::RepairSmallAside);
             }
         }
         Ok(())
@@ -265,7 +280,9 @@ impl Repair<'_> {
             && !sound.faults.is_empty()
         {
             self.keep_aside(&path)?;
+            crab_fault::at(Point::RepairJournalAside);
             durable::replace(&path, &sound.whole)?;
+            crab_fault::at(Point::RepairJournalReplaced);
         }
         if lost.is_empty() {
             return Ok(());

@@ -18,7 +18,8 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// Tells two states of a sandbox's history apart, without reading it: by what every change
 /// of it changes. Journal and metadata are known by their length and time, the directories
-/// of manifests, packs and tags by the time at which a name in them came or went.
+/// of manifests, packs, tags and what was put aside by the time at which a name in them came or
+/// went.
 ///
 /// It tells nothing of damage: what a disk loses by itself changes no time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +45,7 @@ impl SandboxStore {
             self.manifests_dir(),
             self.packs_dir(),
             self.tags_dir(),
+            self.aside_dir(),
         ];
         let marks = paths.map(|path| {
             let metadata = fs::symlink_metadata(path).ok()?;

@@ -63,6 +63,17 @@ impl Store {
         Ok(Self { root })
     }
 
+    /// Whether the file that says what format it has is as it was written, to the byte. Its
+    /// sandboxes are checked one by one ([`SandboxStore::check`]).
+    pub fn check(&self) -> Result<(), OpenError> {
+        let path = self.root.join(FORMAT_FILE);
+        let written = format!("{FORMAT_MAGIC}{FORMAT_VERSION}\n");
+        match durable::read(&path, 4096)? {
+            Some(bytes) if bytes == written.as_bytes() => Ok(()),
+            _ => Err(OpenError::FormatChanged { path, written }),
+        }
+    }
+
     /// Its directory.
     pub fn root(&self) -> &Path {
         &self.root

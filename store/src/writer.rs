@@ -21,6 +21,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use crab_fault::Point;
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
@@ -412,6 +413,7 @@ pub(crate) fn retire(
         if !target.dir().exists() {
             std::fs::rename(store.dir(), target.dir())
                 .map_err(FileError::of("rename", store.dir()))?;
+            crab_fault::at(Point::Retired);
             return Ok(id);
         }
         when += 1;

@@ -14,11 +14,11 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crab_fault::{CRASH_AT, Part, Point};
 use crab_store::*;
 use support::*;
 
 const ROOT: &str = "CRAB_TEST_ROOT";
-const CRASH_AT: &str = "CRAB_CRASH_AT";
 const SIGKILL: i32 = 9;
 
 /// The first half is that of three turns, so that a removal replaces packs.
@@ -130,14 +130,22 @@ fn tidy(root: &Path, store: &Store, at: &str) {
     assert_eq!(names(root, "manifests").len(), turns, "{at}");
 }
 
+/// The steps of what runs here. Those of a repair are in fsck.rs.
+fn points() -> impl Iterator<Item = Point> {
+    let all = Point::ALL.iter().copied();
+    all.filter(|point| matches!(point.part(), Part::Publish | Part::Collect))
+        // Of the shim.
+        .filter(|point| *point != Point::PublishBegun)
+}
+
 #[test]
 fn death_at_each_step_of_publishing_and_removing_loses_nothing() {
-    for point in CRASH_POINTS {
+    for point in points() {
         // The first time it comes there, and later, among what was there before.
         for time in [1, 2] {
             let dir = tempfile::tempdir().unwrap();
             let root = dir.path().join("store");
-            let at = format!("{point}:{time}");
+            let at = format!("{}:{time}", point.name());
             let died = die(&root, &at);
             assert!(!died.by_itself, "{at} is never reached");
             let store = Store::open(&root).unwrap();

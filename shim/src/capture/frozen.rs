@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
+use crab_fault::Point;
 use crab_runtime::{
     criu::Criu,
     procs::{Content, Places, Portraits, Set},
@@ -108,6 +109,7 @@ impl Capture {
         let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
         let (still, frozen) = self.freeze()?;
+        crab_fault::at(Point::CaptureFrozen);
         let all = Set::of(&self.cgroup, None)?;
         let stopped = self.that_matter(all.clone());
         let mut base = None;
@@ -181,7 +183,9 @@ impl Capture {
         if watched && !last.is_empty() {
             thawed = self.epoch(&last);
         }
+        crab_fault::at(Point::CaptureTaken);
         let frozen_us = micros(frozen.thaw()?);
+        crab_fault::at(Point::CaptureThawed);
         let capture_us = micros(capture.elapsed());
         if let Some(dump) = not_needed {
             dump.give_up();

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use crab_api::tracer::Effects;
+use crab_fault::Point;
 use crab_runtime::{files::Staged, procs::Set};
 use crab_store::{Class, Cost, TurnEffects};
 
@@ -67,6 +68,7 @@ impl Capture {
 
     /// The same; nothing if it needs a freeze and must not have one.
     pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
+        crab_fault::at(Point::CaptureLook);
         let start = Instant::now();
         let now = self.effects();
         let moved = match (&self.known.base, &now) {

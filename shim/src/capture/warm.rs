@@ -245,7 +245,7 @@ impl Capture {
     /// Does what is planned, and sees that it is done.
     fn change(&self, steps: &[Step], reader: &ObjectReader) -> Result<Vec<Renewed>> {
         for (at, (root, step)) in self.roots.iter().zip(steps).enumerate() {
-            fault::point(&self.container, &format!("warm-change-{at}"))?;
+            fault::point(&self.container, &format!("warm-change-{}", at.min(1)))?;
             let view = step.view.as_fd();
             step.plan.carry_out(&root.scanner, view, reader)?;
         }

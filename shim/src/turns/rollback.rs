@@ -22,6 +22,7 @@ use std::{
 };
 
 use anyhow::{Context, Error, Result};
+use crab_fault::Point;
 use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
 use crab_store::{
     Class, Hold, JournalRecord, Manifest, ObjectReader, RollbackBegun, RollbackRecord,
@@ -125,6 +126,10 @@ impl Task {
             }
         };
         let took = start.elapsed();
+        crab_fault::at(match cold_because {
+            None => Point::WarmDone,
+            Some(_) => Point::ColdDone,
+        });
         if let Ok(history) = &mut self.history {
             history.append(JournalRecord::Rollback(RollbackRecord {
                 at_ms: unix_ms(SystemTime::now()),

@@ -26,7 +26,7 @@ use crate::figures::parts_of;
 
 const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]
        bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
-       bench capture [--json] [--rounds N] [--cycles N] [--only PART[,PART]]
+       bench capture [--json] [--rounds N] [--cycles N] [--kills N] [--seed N] [--only PART[,PART]]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -62,6 +62,11 @@ fn number<T: std::str::FromStr>(args: &mut impl Iterator<Item = String>, of: &st
     number.with_context(|| format!("{of} {text}: not a number above 0"))
 }
 
+/// A seed for who names none.
+fn by_the_clock() -> Result<u64> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())
+}
+
 fn lifecycle(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
     let mut plan = lifecycle::Plan::default();
@@ -81,11 +86,10 @@ fn lifecycle(mut args: impl Iterator<Item = String>) -> Result<()> {
 
 fn inspector(mut args: impl Iterator<Item = String>) -> Result<()> {
     let mut json = false;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let mut plan = inspector::Plan {
         parts: inspector::PARTS.iter().copied().collect(),
         turns: 10_000,
-        seed: now.as_secs(),
+        seed: by_the_clock()?,
         sandboxes: 50,
         rounds: 7,
     };
@@ -113,12 +117,16 @@ fn capture(mut args: impl Iterator<Item = String>) -> Result<()> {
         parts: capture::PARTS.iter().copied().collect(),
         rounds: 20,
         cycles: 20,
+        kills: 1000,
+        seed: by_the_clock()?,
     };
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--json" => json = true,
             "--rounds" => plan.rounds = number(&mut args, &arg)?,
             "--cycles" => plan.cycles = number(&mut args, &arg)?,
+            "--kills" => plan.kills = number(&mut args, &arg)?,
+            "--seed" => plan.seed = number(&mut args, &arg)?,
             "--only" => {
                 let list = args.next().context("--only wants parts")?;
                 plan.parts = parts_of(&list, capture::PARTS)?;

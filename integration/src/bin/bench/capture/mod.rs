@@ -3,6 +3,7 @@
 //! How long checkpoints and the ways back take, beside what `ctr` does with the stock shim,
 //! and what they add to the store.
 
+mod crash;
 mod cycles;
 mod files;
 mod memory;
@@ -26,6 +27,7 @@ pub(crate) const PARTS: &[&str] = &[
     "rollback",
     "cycles",
     "store",
+    "crash",
 ];
 
 /// What the figures shall be.
@@ -39,6 +41,9 @@ const TARGETS: &[(&str, Target)] = &[
     ("cold_rollback_ms_p50", Target::AtMost(100.0)),
     ("warm_rollback_ms_p50", Target::AtMost(5.0)),
     ("cycles_ok", Target::AtLeast(20.0)),
+    ("random_kills", Target::AtLeast(1000.0)),
+    ("lost", Target::AtMost(0.0)),
+    ("fsck_missed", Target::AtMost(0.0)),
 ];
 
 /// How much to measure.
@@ -47,6 +52,8 @@ pub(crate) struct Plan {
     pub(crate) parts: BTreeSet<&'static str>,
     pub(crate) rounds: usize,
     pub(crate) cycles: usize,
+    pub(crate) kills: usize,
+    pub(crate) seed: u64,
 }
 
 /// From a turn's end until the capture has let go of the sandbox, in milliseconds.
@@ -60,14 +67,15 @@ fn frozen_ms(cost: &Cost) -> f64 {
 
 /// Measures these parts.
 pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
-    let mut measured = Measured::new("capture", testbed.machine(), None, TARGETS);
+    let mut measured = Measured::new("capture", testbed.machine(), Some(plan.seed), TARGETS);
     each_wanted(PARTS, &plan.parts, |part| match part {
         "files" => files::measure(testbed, plan, &mut measured),
         "processes" => processes::measure(testbed, plan, &mut measured),
         "memory" => memory::measure(testbed, plan, &mut measured),
         "rollback" => rollback::measure(testbed, plan, &mut measured),
         "cycles" => cycles::measure(testbed, plan, &mut measured),
-        _ => store::measure(plan, &mut measured),
+        "store" => store::measure(plan, &mut measured),
+        _ => crash::measure(testbed, plan, &mut measured),
     })?;
     Ok(measured)
 }
