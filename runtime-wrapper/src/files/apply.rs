@@ -22,7 +22,7 @@ use super::{
     beneath::{Stat, open_name, reopen, split},
     content::equals_segments,
     restore::{Placer, RestoreError},
-    walk::{Descend, shown, walk},
+    walk::{shown, walk},
     xattr::{self, Rules},
 };
 
@@ -41,7 +41,6 @@ pub fn apply(tree: &Tree, reader: &ObjectReader, root: BorrowedFd<'_>) -> Result
             mount_point: visit.mount_point,
         };
         present.insert(visit.path.to_vec(), found);
-        Ok(Descend::Yes { tag: true })
     })?;
     let mut leads_to_mount: HashSet<&[u8]> = HashSet::new();
     for (path, _) in present.iter().filter(|(_, found)| found.mount_point) {

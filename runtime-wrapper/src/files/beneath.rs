@@ -142,6 +142,11 @@ impl Stat {
         self.file_type == FileType::RegularFile
     }
 
+    /// Whether something is mounted there, seen from a place on this mount.
+    pub(crate) fn is_mount_point(&self, from: u64) -> bool {
+        self.mount_root || self.mount != from
+    }
+
     /// The device with number 0 by which overlayfs hides a lower entry.
     pub(crate) fn is_null_device(&self) -> bool {
         self.file_type == FileType::CharacterDevice && self.rdev == 0

@@ -27,7 +27,8 @@ use super::{
     beneath::{Stat, is_race, open_beneath, reopen},
     change::Found,
     content::{chunk_bytes, chunks, runs},
-    index::{Content, Index},
+    index::Index,
+    node::{Content, Node},
     scan::{Scan, Scanner},
     walk::shown,
 };
@@ -45,10 +46,10 @@ pub struct Staging<'a> {
 /// A capture that is out of the container's reach.
 #[derive(Debug)]
 pub struct Staged {
-    nodes: Vec<Found>,
-    /// Without its nodes yet.
+    /// With contents that are unread: those below.
     index: Index,
-    contents: HashMap<usize, Copy>,
+    /// By path.
+    contents: Vec<(Vec<u8>, Copy)>,
     torn: Vec<Vec<u8>>,
     bytes: u64,
 }
@@ -108,29 +109,28 @@ pub struct Captured {
 impl Scanner {
     /// Copies what `scan` has not read.
     pub fn stage(&self, scan: Scan, staging: &Staging<'_>) -> Result<Staged, StageError> {
-        let (nodes, mut torn, index) = scan.into_parts();
+        let (index, found, mut torn) = scan.into_parts();
         let mut copier = Copier {
             staging,
             left: staging.memory,
             directory: None,
             clones: true,
         };
-        let mut contents = HashMap::new();
+        let mut contents = Vec::new();
         let mut bytes = 0;
-        for (at, found) in nodes.iter().enumerate() {
-            if !found.is_unread() {
+        for Found { path, .. } in found {
+            let Some(node) = index.get(&path).filter(|node| node.is_unread()) else {
                 continue;
-            }
-            match self.copy(found, &mut copier)? {
+            };
+            match self.copy(&path, &node.stat, &mut copier)? {
                 Some(copy) => {
-                    bytes += found.node.stat.size;
-                    contents.insert(at, copy);
+                    bytes += node.stat.size;
+                    contents.push((path, copy));
                 }
-                None => torn.push(found.path.to_vec()),
+                None => torn.push(path),
             }
         }
         Ok(Staged {
-            nodes,
             index,
             contents,
             torn,
@@ -139,13 +139,17 @@ impl Scanner {
     }
 
     /// Copies one file; nothing if it is not what the scan saw.
-    fn copy(&self, found: &Found, copier: &mut Copier<'_>) -> Result<Option<Copy>, StageError> {
+    fn copy(
+        &self,
+        path: &[u8],
+        expected: &Stat,
+        copier: &mut Copier<'_>,
+    ) -> Result<Option<Copy>, StageError> {
         let failed = |errno: Errno| StageError::Read {
-            path: shown(&found.path),
+            path: shown(path),
             source: errno.into(),
         };
-        let expected = &found.node.stat;
-        let opened = open_beneath(self.root(), &found.path, OFlags::PATH).and_then(|fd| {
+        let opened = open_beneath(self.root(), path, OFlags::PATH).and_then(|fd| {
             if !Stat::of(fd.as_fd())?.same_identity(expected) {
                 return Err(Errno::STALE);
             }
@@ -188,41 +192,41 @@ impl Staged {
         if let Some(path) = self.torn.first() {
             return Err(PersistError::Torn { path: shown(path) });
         }
-        let mut nodes = self.nodes;
-        let mut read: HashMap<Box<[u8]>, Arc<[Segment]>> = HashMap::new();
-        // In the order of the paths, so that the same capture gives the same pack.
-        let mut contents: Vec<_> = self.contents.into_iter().collect();
-        contents.sort_unstable_by_key(|(at, _)| *at);
-        for (at, copy) in contents {
-            let segments: Arc<[Segment]> = copy.put(pack)?.into();
-            let found = &mut nodes[at];
-            if found.node.stat.nlink > 1 {
-                read.insert(found.path.clone(), segments.clone());
-            }
-            Arc::make_mut(&mut found.node).content = Content::Known(segments);
-        }
-        let mut entries = Vec::with_capacity(nodes.len());
         let mut index = self.index;
-        for Found { path, mut node, .. } in nodes {
-            // Another name of a file that was read knows its content, too.
-            let content = node.link_to.as_ref().and_then(|to| read.get(&**to));
-            if node.nets_out || content.is_some() {
-                let node = Arc::make_mut(&mut node);
-                node.nets_out = false;
-                if let Some(content) = content {
-                    node.content = Content::Known(content.clone());
+        let mut read: HashMap<Vec<u8>, Arc<[Segment]>> = HashMap::new();
+        // In the order of the paths, so that the same capture gives the same pack.
+        for (path, copy) in self.contents {
+            let segments: Arc<[Segment]> = copy.put(pack)?.into();
+            if let Some(node) = index.get(&path) {
+                let mut node = Node::clone(node);
+                if node.stat.nlink > 1 {
+                    read.insert(path.clone(), segments.clone());
                 }
+                node.content = Content::Known(segments);
+                index.insert(&path, Arc::new(node));
             }
-            let entry = node
-                .entry(&path)
-                .ok_or_else(|| PersistError::Torn { path: shown(&path) })?;
-            entries.push(entry);
-            index.nodes.insert(path, node);
         }
-        Ok(Captured {
-            tree: Tree { entries },
-            index,
-        })
+        index.update(|node| {
+            // Another name of a file that was read knows its content, too.
+            let content = match &node.link_to {
+                Some(to) => read.get(&**to),
+                None => None,
+            };
+            (node.nets_out || content.is_some()).then(|| Node {
+                nets_out: false,
+                content: content.map_or(node.content.clone(), |it| Content::Known(it.clone())),
+                ..node.clone()
+            })
+        });
+        let mut tree = Tree {
+            entries: Vec::with_capacity(index.len()),
+        };
+        for (path, node) in index.iter() {
+            let unread = |path: Vec<u8>| PersistError::Torn { path: shown(&path) };
+            tree.entries.push(node.entry(path).map_err(unread)?);
+        }
+        tree.sort();
+        Ok(Captured { tree, index })
     }
 }
 

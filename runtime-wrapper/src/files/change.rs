@@ -2,15 +2,14 @@
 //! Deciding, from what a scan found and what the index says, what changed.
 //! Pure: nothing here touches a file.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use rustix::fs::FileType;
 
 use super::{
-    index::{Content, Index, Node},
+    index::Index,
+    node::{Content, Node},
+    walk::join,
     xattr::Rules,
 };
 
@@ -56,12 +55,21 @@ pub enum FileKind {
     Whiteout,
 }
 
+/// An entry that was looked at. What it is, is in the index of the same scan.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) path: Box<[u8]>,
-    pub(crate) node: Arc<Node>,
+    pub(crate) path: Vec<u8>,
     /// What a lower layer shows at this path, if it was looked up.
     pub(crate) over: Option<Over>,
+    /// What was there before.
+    pub(crate) old: Option<Arc<Node>>,
+}
+
+/// One name of an inode that has several.
+#[derive(Debug)]
+pub(crate) struct Linked {
+    pub(crate) path: Vec<u8>,
+    pub(crate) ino: u64,
 }
 
 /// An entry of a lower layer that one of the upper directory covers.
@@ -71,55 +79,70 @@ pub(crate) struct Over {
     pub(crate) size: Option<u64>,
 }
 
-impl Found {
-    /// Whether its content has to be read before there can be an image.
-    pub(crate) fn is_unread(&self) -> bool {
-        matches!(self.node.content, Content::Unread) && self.node.link_to.is_none()
-    }
-}
-
 /// Gives each inode with several names one that holds it, the first, and lets
 /// the others point there. Done anew for each scan: renaming a directory moves
-/// names without touching the inodes.
-pub(crate) fn link(nodes: &mut [Found], rules: Rules) {
-    let mut groups: HashMap<u64, Vec<usize>> = HashMap::new();
-    for (at, found) in nodes.iter().enumerate() {
-        let stat = &found.node.stat;
-        // Overlayfs links all whiteouts to one inode; that means nothing.
-        let whiteout = rules.is_overlay() && stat.is_null_device();
-        if stat.nlink > 1 && !stat.is_dir() && !found.node.mount_point && !whiteout {
-            groups.entry(stat.ino).or_default().push(at);
-        }
+/// names without touching the inodes. `found` is sorted, and what is changed is added.
+pub(crate) fn link(
+    index: &mut Index,
+    mut linked: Vec<Linked>,
+    found: &mut Vec<Found>,
+    rules: Rules,
+) {
+    linked.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let mut groups: HashMap<u64, Vec<Vec<u8>>> = HashMap::new();
+    for Linked { path, ino } in linked {
+        groups.entry(ino).or_default().push(path);
     }
+    let mut added = Vec::new();
     for names in groups.values() {
-        let known = names.iter().find_map(|at| match &nodes[*at].node.content {
+        // Overlayfs links all whiteouts to one inode; that means nothing.
+        let is_whiteout = |node: &Node| rules.is_overlay() && node.stat.is_null_device();
+        let mut nodes = Vec::with_capacity(names.len());
+        nodes.extend(names.iter().filter_map(|name| index.get(name).cloned()));
+        if nodes.len() < names.len() || nodes.iter().any(|node| is_whiteout(node)) {
+            continue;
+        }
+        let known = nodes.iter().find_map(|node| match &node.content {
             Content::Known(content) => Some(content.clone()),
             Content::None | Content::Unread => None,
         });
-        let first: Arc<[u8]> = (*nodes[names[0]].path).into();
-        for (place, at) in names.iter().enumerate() {
+        let first: Arc<[u8]> = names[0].as_slice().into();
+        for (place, (path, mut node)) in names.iter().zip(nodes).enumerate() {
             let link_to = (place > 0).then(|| first.clone());
-            let node = &mut nodes[*at].node;
             let unread = matches!(node.content, Content::Unread);
-            if node.link_to != link_to || unread && known.is_some() {
-                let node = Arc::make_mut(node);
-                node.link_to = link_to;
-                if let (true, Some(known)) = (unread, &known) {
-                    node.content = Content::Known(known.clone());
-                }
+            if node.link_to == link_to && !(unread && known.is_some()) {
+                continue;
             }
+            if found.binary_search_by(|it| it.path.cmp(path)).is_err() {
+                added.push(Found {
+                    path: path.clone(),
+                    over: None,
+                    old: Some(node.clone()),
+                });
+            }
+            let changed = Arc::make_mut(&mut node);
+            changed.link_to = link_to;
+            if let (true, Some(known)) = (unread, &known) {
+                changed.content = Content::Known(known.clone());
+            }
+            index.insert(path, node);
         }
+    }
+    if !added.is_empty() {
+        found.extend(added);
+        found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     }
 }
 
-/// What the nodes, which are sorted by path, show that the index does not.
-pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Change> {
+/// What a scan found that the index before it does not have. What was not looked at is as
+/// it was, or gone.
+pub(crate) fn compare(old: &Index, now: &Index, found: &[Found], rules: Rules) -> Vec<Change> {
     let mut changes = Vec::new();
-    let mut kept = 0;
-    for found in nodes {
-        let old = index.nodes.get(&found.path);
-        kept += usize::from(old.is_some());
-        let node = &found.node;
+    for found in found {
+        let Some(node) = now.get(&found.path) else {
+            continue;
+        };
+        let old = found.old.as_ref();
         let unchanged = match old {
             Some(old) => {
                 Arc::ptr_eq(old, node)
@@ -139,7 +162,7 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
             _ => ChangeKind::Changed,
         };
         changes.push(Change {
-            path: found.path.to_vec(),
+            path: found.path.clone(),
             kind,
             entry,
             size: match entry {
@@ -153,15 +176,19 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
             },
         });
     }
-    if kept < index.nodes.len() {
-        let here: HashSet<&[u8]> = nodes.iter().map(|found| &*found.path).collect();
-        for (path, old) in &index.nodes {
-            let entry = file_kind(old, rules);
-            if here.contains(&**path) || old.nets_out && entry == FileKind::Whiteout {
+    for (dir, names) in old.dirs() {
+        let here = now.dir(dir);
+        if here.is_some_and(|here| Arc::ptr_eq(here, names)) {
+            continue;
+        }
+        for named in names.entries() {
+            let gone = here.is_none_or(|here| here.get(&named.name).is_none());
+            let entry = file_kind(&named.node, rules);
+            if !gone || named.node.nets_out && entry == FileKind::Whiteout {
                 continue;
             }
             changes.push(Change {
-                path: path.to_vec(),
+                path: join(dir, named.name.to_bytes()),
                 kind: match entry {
                     // What it hid is visible again.
                     FileKind::Whiteout => ChangeKind::Added,
@@ -169,11 +196,11 @@ pub(crate) fn compare(index: &Index, nodes: &[Found], rules: Rules) -> Vec<Chang
                 },
                 entry,
                 size: 0,
-                before: size_of_file(old),
+                before: size_of_file(&named.node),
             });
         }
-        changes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     }
+    changes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
     changes
 }
 

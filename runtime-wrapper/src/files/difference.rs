@@ -18,8 +18,9 @@ use rustix::io::Errno;
 
 use super::{
     beneath::split,
-    index::{Index, Node},
+    index::Index,
     lower::{Lower, Lowers},
+    node::Node,
     scan::{Scan, Scanner},
     shape::{Kind, Shape, Sort},
     walk::WalkError,
@@ -149,42 +150,38 @@ impl Look {
         Ok(Verified {
             differences,
             torn: self.torn,
-            paths: self.live.nodes.len().max(tree.entries.len()),
+            paths: self.live.len().max(tree.entries.len()),
         })
     }
 }
 
-impl<'a> Compared<'a> {
+impl Compared<'_> {
     /// Compares what `live` says of a root with a tree, one path after the other, in their
     /// order. What is open of one is closed before the next.
     pub(crate) fn each<E: From<WalkError>>(
         scanner: &Scanner,
-        live: &'a Index,
-        tree: &'a Tree,
-        mut act: impl FnMut(&Self) -> Result<(), E>,
+        live: &Index,
+        tree: &Tree,
+        mut act: impl FnMut(&Compared<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let lowers = scanner
-            .lowers()
-            .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
         let mut compare = Compare {
             live,
             rules: scanner.rules,
-            lowers,
+            lowers: scanner.opened_lowers()?,
         };
-        let mut unwanted: Vec<(&[u8], &Node)> = live
-            .nodes
+        let mut unwanted: Vec<(Vec<u8>, &Node)> = live
             .iter()
             .filter(|(path, _)| tree.get(path).is_none())
-            .map(|(path, node)| (&**path, &**node))
+            .map(|(path, node)| (path, &**node))
             .collect();
-        unwanted.sort_unstable_by_key(|(path, _)| *path);
-        let mut unwanted = unwanted.into_iter().peekable();
+        unwanted.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let mut unwanted = unwanted.iter().peekable();
         for entry in &tree.entries {
             let path = entry.path.as_slice();
-            while let Some((path, node)) = unwanted.next_if(|(before, _)| *before < path) {
+            while let Some((path, node)) = unwanted.next_if(|(before, _)| **before < *path) {
                 act(&compare.one(path, Some(node), None)?)?;
             }
-            let node = live.nodes.get(path).map(|node| &**node);
+            let node = live.get(path).map(|node| &**node);
             act(&compare.one(path, node, Some(entry))?)?;
         }
         for (path, node) in unwanted {
@@ -225,13 +222,13 @@ struct Compare<'a> {
     lowers: Lowers,
 }
 
-impl<'a> Compare<'a> {
-    fn one(
+impl Compare<'_> {
+    fn one<'p>(
         &mut self,
-        path: &'a [u8],
-        live: Option<&'a Node>,
-        wanted: Option<&'a TreeEntry>,
-    ) -> Result<Compared<'a>, WalkError> {
+        path: &'p [u8],
+        live: Option<&'p Node>,
+        wanted: Option<&'p TreeEntry>,
+    ) -> Result<Compared<'p>, WalkError> {
         let failed = |errno| WalkError::io("compare", path, errno);
         let rules = self.rules;
         let is = live.map(|node| Shape::of_node(node, rules));
@@ -281,7 +278,7 @@ impl<'a> Compare<'a> {
         let mut above = path;
         while !above.is_empty() {
             above = split(above).0;
-            if let Some(node) = self.live.nodes.get(above) {
+            if let Some(node) = self.live.get(above) {
                 if self.rules.is_redirected(&node.xattrs) {
                     return Ok(Below::Unknown);
                 }

@@ -4,12 +4,17 @@
 //!
 //! Invariant: an entry whose identity (inode, size, both times, mode, owner,
 //! device, links) is the recorded one, and whose change time is safely older
-//! than the walk that recorded it, has the recorded content. An entry changed
-//! *while* that walk ran may carry the same time (the kernel's clock for files
-//! ticks every 1 to 10 ms), so it is read again: git's racy rule.
+//! than the walk that recorded it, has the recorded content; a directory, the
+//! recorded names. An entry changed *while* that walk ran may carry the same
+//! time (the kernel's clock for files ticks every 1 to 10 ms), so it is read
+//! again: git's racy rule.
+//!
+//! Kept by directory, each shared by all indexes in which nothing of it is
+//! another: what a scan costs beyond looking at everything is what changed.
 
 use std::{
     collections::{HashMap, HashSet},
+    ffi::{CStr, CString},
     os::fd::BorrowedFd,
     sync::Arc,
 };
@@ -21,9 +26,11 @@ use rustix::{
 };
 
 use super::{
-    beneath::{Stat, nanoseconds},
-    walk::{Descend, WalkError, shown, walk},
-    xattr::{Rules, Xattrs},
+    beneath::{Stat, nanoseconds, split},
+    node::Node,
+    survey::{Names, Part},
+    walk::{WalkError, join, shown, walk},
+    xattr::Rules,
 };
 
 /// Two ticks of the slowest kernel clock.
@@ -38,7 +45,9 @@ const MARGIN_OF_SECONDS: i128 = 2_000_000_000;
 /// new, except what a lower layer has just the same.
 #[derive(Clone, Default)]
 pub struct Index {
-    pub(crate) nodes: HashMap<Box<[u8]>, Arc<Node>>,
+    root: Option<Arc<Node>>,
+    /// By path: each directory that was entered.
+    dirs: HashMap<Arc<[u8]>, Arc<Dir>>,
     /// When the walk that filled it began.
     pub(crate) started: Time,
     /// Inodes that a process had mapped shared and writable then. Stores to a
@@ -47,52 +56,170 @@ pub struct Index {
     pub(crate) mapped: HashSet<u64>,
 }
 
-impl std::fmt::Debug for Index {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Index({} entries)", self.nodes.len())
+/// What is in one directory, sorted by name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dir(Vec<Named>);
+
+/// One entry of a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) name: CString,
+    pub(crate) node: Arc<Node>,
+}
+
+impl Dir {
+    /// Of entries in any order.
+    pub(crate) fn new(mut entries: Vec<Named>) -> Self {
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Self(entries)
+    }
+
+    pub(crate) fn entries(&self) -> &[Named] {
+        &self.0
+    }
+
+    fn place(&self, name: &[u8]) -> Result<usize, usize> {
+        self.0
+            .binary_search_by(|entry| entry.name.to_bytes().cmp(name))
+    }
+
+    pub(crate) fn get(&self, name: &CStr) -> Option<&Arc<Node>> {
+        let at = self.place(name.to_bytes()).ok()?;
+        Some(&self.0[at].node)
     }
 }
 
-/// What is known of one path.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) stat: Stat,
-    /// Those that belong to an image.
-    pub(crate) xattrs: Xattrs,
-    /// Of a symlink.
-    pub(crate) target: Vec<u8>,
-    pub(crate) content: Content,
-    /// The first name of the same inode, where this is not it.
-    pub(crate) link_to: Option<Arc<[u8]>>,
-    /// A directory of an overlay that is not merged with lower ones.
-    pub(crate) hides_lower: bool,
-    /// In the upper directory, but the merged view is as it was without it.
-    pub(crate) nets_out: bool,
-    /// Something is mounted on it; what lies beneath cannot be seen, and is
-    /// taken for an empty file or directory.
-    pub(crate) mount_point: bool,
-}
-
-/// The content of a regular file.
-#[derive(Clone, Debug)]
-pub(crate) enum Content {
-    /// It is no regular file.
-    None,
-    /// These bytes, by name.
-    Known(Arc<[Segment]>),
-    /// Not read yet, or found to differ from what was known.
-    Unread,
+impl std::fmt::Debug for Index {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Index({} entries)", self.len())
+    }
 }
 
 impl Index {
     /// How many paths it knows.
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        let within: usize = self.dirs.values().map(|dir| dir.0.len()).sum();
+        usize::from(self.root.is_some()) + within
     }
 
     /// Whether it knows none.
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.root.is_none() && self.dirs.values().all(|dir| dir.0.is_empty())
+    }
+
+    pub(crate) fn get(&self, path: &[u8]) -> Option<&Arc<Node>> {
+        if path.is_empty() {
+            return self.root.as_ref();
+        }
+        let (parent, name) = split(path);
+        let dir = self.dirs.get(parent)?;
+        Some(&dir.0[dir.place(name).ok()?].node)
+    }
+
+    /// What is in the directory at a path.
+    pub(crate) fn dir(&self, path: &[u8]) -> Option<&Arc<Dir>> {
+        self.dirs.get(path)
+    }
+
+    pub(crate) fn dirs(&self) -> impl Iterator<Item = (&[u8], &Arc<Dir>)> {
+        self.dirs.iter().map(|(path, dir)| (&**path, dir))
+    }
+
+    /// Every path with what is there, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Vec<u8>, &Arc<Node>)> {
+        let root = self.root.iter().map(|node| (Vec::new(), node));
+        root.chain(self.dirs.iter().flat_map(|(path, dir)| {
+            let each = dir.0.iter();
+            each.map(|entry| (join(path, entry.name.to_bytes()), &entry.node))
+        }))
+    }
+
+    pub(crate) fn insert(&mut self, path: &[u8], node: Arc<Node>) {
+        if path.is_empty() {
+            self.root = Some(node);
+            return;
+        }
+        let (parent, name) = split(path);
+        // None has a NUL in it.
+        let Ok(owned) = CString::new(name) else {
+            return;
+        };
+        let dir = match self.dirs.get_mut(parent) {
+            Some(dir) => dir,
+            None => self.dirs.entry(parent.into()).or_default(),
+        };
+        let dir = Arc::make_mut(dir);
+        match dir.place(name) {
+            Ok(at) => dir.0[at].node = node,
+            Err(at) => dir.0.insert(at, Named { name: owned, node }),
+        }
+    }
+
+    /// Takes the path away. What is on record below it has to be taken away, too.
+    pub(crate) fn remove(&mut self, path: &[u8]) {
+        if path.is_empty() {
+            self.root = None;
+            return;
+        }
+        let (parent, name) = split(path);
+        if let Some(dir) = self.dirs.get_mut(parent)
+            && let Ok(at) = dir.place(name)
+        {
+            Arc::make_mut(dir).0.remove(at);
+        }
+    }
+
+    /// What a survey found. The parts of one directory come in any order.
+    pub(crate) fn of_parts(root: Option<Arc<Node>>, parts: Vec<Part>) -> Self {
+        let mut dirs: HashMap<Arc<[u8]>, Arc<Dir>> = HashMap::with_capacity(parts.len());
+        let mut gone: HashMap<Arc<[u8]>, HashSet<usize>> = HashMap::new();
+        let mut listed: HashMap<Arc<[u8]>, Vec<Named>> = HashMap::new();
+        for Part { dir, is } in parts {
+            match is {
+                Names::AsBefore(names, others) => {
+                    let now = dirs.entry(dir.clone()).or_insert(names);
+                    for (at, node) in others {
+                        match node {
+                            Some(node) => Arc::make_mut(now).0[at].node = node,
+                            None => drop(gone.entry(dir.clone()).or_default().insert(at)),
+                        }
+                    }
+                }
+                Names::Listed(entries) => listed.entry(dir).or_default().extend(entries),
+            }
+        }
+        for (dir, gone) in gone {
+            if let Some(dir) = dirs.get_mut(&dir) {
+                let mut places = 0..;
+                let stays = |_: &Named| places.next().is_some_and(|at| !gone.contains(&at));
+                Arc::make_mut(dir).0.retain(stays);
+            }
+        }
+        let listed = listed.into_iter();
+        dirs.extend(listed.map(|(path, entries)| (path, Arc::new(Dir::new(entries)))));
+        Self {
+            root,
+            dirs,
+            ..Self::default()
+        }
+    }
+
+    /// Changes nodes for which `other` has another.
+    pub(crate) fn update(&mut self, other: impl Fn(&Node) -> Option<Node>) {
+        if let Some(root) = &mut self.root
+            && let Some(node) = other(root)
+        {
+            *root = Arc::new(node);
+        }
+        for dir in self.dirs.values_mut() {
+            let each = dir.0.iter().enumerate();
+            let others: Vec<_> = each
+                .filter_map(|(at, entry)| Some((at, Arc::new(other(&entry.node)?))))
+                .collect();
+            for (at, node) in others {
+                Arc::make_mut(dir).0[at].node = node;
+            }
+        }
     }
 
     /// What a tree says, and nothing of any inode: whatever a scan finds is looked at.
@@ -104,10 +231,29 @@ impl Index {
                 _ => entry,
             };
             let node = Node::of_entry(entry, first, contents.get(first.path.as_slice()), rules);
-            (entry.path.as_slice().into(), Arc::new(node))
+            (entry.path.as_slice(), Arc::new(node))
         });
+        Self::of_nodes(nodes)
+    }
+
+    fn of_nodes<'a>(nodes: impl Iterator<Item = (&'a [u8], Arc<Node>)>) -> Self {
+        let mut root = None;
+        let mut dirs: HashMap<&[u8], Vec<Named>> = HashMap::new();
+        for (path, node) in nodes {
+            let (parent, name) = split(path);
+            match CString::new(name) {
+                Ok(_) if path.is_empty() => root = Some(node),
+                Ok(name) => dirs.entry(parent).or_default().push(Named { name, node }),
+                // There is no such name, and no tree of the store that has one.
+                Err(_) => {}
+            }
+        }
+        let dirs = dirs.into_iter();
         Self {
-            nodes: nodes.collect(),
+            root,
+            dirs: dirs
+                .map(|(path, entries)| (path.into(), Arc::new(Dir::new(entries))))
+                .collect(),
             ..Self::default()
         }
     }
@@ -117,9 +263,8 @@ impl Index {
     pub fn tree(&self) -> Tree {
         let mut tree = Tree {
             entries: self
-                .nodes
                 .iter()
-                .filter_map(|(path, node)| node.entry(path))
+                .filter_map(|(path, node)| node.entry(path).ok())
                 .collect(),
         };
         tree.sort();
@@ -139,13 +284,12 @@ impl Index {
         let differs = |path: &[u8]| Err(IndexError::Differs { path: shown(path) });
         let mut wrong = None;
         let torn = walk(root, |visit| {
-            let descend = Descend::Yes { tag: true };
             let Some(entry) = tree.get(visit.path) else {
                 // A tree need not describe its root.
                 if !visit.path.is_empty() {
                     wrong.get_or_insert(visit.path.to_vec());
                 }
-                return Ok(descend);
+                return;
             };
             let node = if visit.mount_point {
                 Node::mount_point(&visit.stat)
@@ -156,7 +300,7 @@ impl Index {
                 };
                 let Some(first) = first.filter(|first| fits(first, &visit.stat)) else {
                     wrong.get_or_insert(visit.path.to_vec());
-                    return Ok(descend);
+                    return;
                 };
                 let content = contents.get(first.path.as_slice());
                 Node {
@@ -164,8 +308,7 @@ impl Index {
                     ..Node::of_entry(entry, first, content, rules)
                 }
             };
-            nodes.insert(visit.path.into(), Arc::new(node));
-            Ok(descend)
+            nodes.insert(entry.path.as_slice(), Arc::new(node));
         })?;
         if let Some(path) = wrong.or_else(|| torn.into_iter().next()) {
             return differs(&path);
@@ -174,9 +317,8 @@ impl Index {
         match tree.entries.iter().find(missing) {
             Some(entry) => differs(&entry.path),
             None => Ok(Self {
-                nodes,
                 started,
-                mapped: HashSet::new(),
+                ..Self::of_nodes(nodes.into_iter())
             }),
         }
     }
@@ -218,163 +360,6 @@ fn fits(entry: &TreeEntry, stat: &Stat) -> bool {
     };
     let mode = entry.mode == stat.mode || stat.file_type == FileType::Symlink;
     kind && mode && entry.uid == stat.uid && entry.gid == stat.gid
-}
-
-impl Node {
-    /// A place that something is mounted on.
-    pub(crate) fn mount_point(over: &Stat) -> Self {
-        let dir = over.is_dir();
-        let stat = Stat {
-            ino: 0,
-            dev: 0,
-            mount: 0,
-            mount_root: true,
-            file_type: if dir {
-                FileType::Directory
-            } else {
-                FileType::RegularFile
-            },
-            // As runc makes them.
-            mode: if dir { 0o755 } else { 0o644 },
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            size: 0,
-            rdev: 0,
-            mtime: Time::default(),
-            ctime: Time::default(),
-        };
-        Self {
-            stat,
-            xattrs: Xattrs::new(),
-            target: Vec::new(),
-            content: if dir {
-                Content::None
-            } else {
-                Content::Known(Arc::from([]))
-            },
-            link_to: None,
-            hides_lower: false,
-            nets_out: false,
-            mount_point: true,
-        }
-    }
-
-    /// As an entry of a tree has it; `first` is the one of the same file.
-    fn of_entry(
-        entry: &TreeEntry,
-        first: &TreeEntry,
-        content: Option<&Arc<[Segment]>>,
-        rules: Rules,
-    ) -> Self {
-        let (file_type, size, rdev) = match &first.kind {
-            EntryKind::Dir => (FileType::Directory, 0, 0),
-            EntryKind::File { size, .. } => (FileType::RegularFile, *size, 0),
-            EntryKind::Symlink { target } => (FileType::Symlink, target.len() as u64, 0),
-            EntryKind::CharDevice { rdev } => (FileType::CharacterDevice, 0, *rdev),
-            EntryKind::BlockDevice { rdev } => (FileType::BlockDevice, 0, *rdev),
-            EntryKind::Fifo => (FileType::Fifo, 0, 0),
-            EntryKind::Socket => (FileType::Socket, 0, 0),
-            EntryKind::HardLink { .. } => (FileType::Unknown, 0, 0),
-        };
-        Self {
-            stat: Stat {
-                ino: 0,
-                dev: 0,
-                mount: 0,
-                mount_root: false,
-                file_type,
-                mode: first.mode,
-                uid: first.uid,
-                gid: first.gid,
-                nlink: 1,
-                size,
-                rdev,
-                mtime: first.mtime,
-                ctime: Time::default(),
-            },
-            xattrs: first.xattrs.clone(),
-            target: match &first.kind {
-                EntryKind::Symlink { target } => target.clone(),
-                _ => Vec::new(),
-            },
-            content: content.map_or(Content::None, |content| Content::Known(content.clone())),
-            link_to: match &entry.kind {
-                EntryKind::HardLink { to } => Some(to.as_slice().into()),
-                _ => None,
-            },
-            hides_lower: rules.hides_lower(&first.xattrs),
-            nets_out: false,
-            mount_point: false,
-        }
-    }
-
-    /// Its entry in an image, or nothing if its content was never read.
-    pub(crate) fn entry(&self, path: &[u8]) -> Option<TreeEntry> {
-        let kind = match &self.link_to {
-            Some(to) => EntryKind::HardLink { to: to.to_vec() },
-            None => match self.stat.file_type {
-                FileType::Directory => EntryKind::Dir,
-                FileType::Symlink => EntryKind::Symlink {
-                    target: self.target.clone(),
-                },
-                FileType::CharacterDevice => EntryKind::CharDevice {
-                    rdev: self.stat.rdev,
-                },
-                FileType::BlockDevice => EntryKind::BlockDevice {
-                    rdev: self.stat.rdev,
-                },
-                FileType::Fifo => EntryKind::Fifo,
-                FileType::Socket => EntryKind::Socket,
-                FileType::RegularFile | FileType::Unknown => match &self.content {
-                    Content::Known(content) => EntryKind::File {
-                        size: self.stat.size,
-                        content: content.to_vec(),
-                    },
-                    Content::None | Content::Unread => return None,
-                },
-            },
-        };
-        Some(TreeEntry {
-            path: path.to_vec(),
-            kind,
-            mode: self.stat.mode,
-            uid: self.stat.uid,
-            gid: self.stat.gid,
-            mtime: self.stat.mtime,
-            xattrs: self.xattrs.clone(),
-        })
-    }
-
-    /// Whether putting one in the place of the other would be noticed.
-    pub(crate) fn same_effect(&self, other: &Self, rules: Rules) -> bool {
-        let (a, b) = (&self.stat, &other.stat);
-        if self.mount_point || other.mount_point {
-            return self.mount_point == other.mount_point && a.file_type == b.file_type;
-        }
-        if rules.is_overlay() && a.is_null_device() && b.is_null_device() {
-            return true;
-        }
-        let owner = a.file_type == b.file_type && (a.mode, a.uid, a.gid) == (b.mode, b.uid, b.gid);
-        if !owner || self.xattrs != other.xattrs {
-            return false;
-        }
-        if a.is_dir() {
-            // Its times tell of entries that came and went, which are compared themselves.
-            return true;
-        }
-        let content = match (&self.content, &other.content) {
-            (Content::Known(one), Content::Known(two)) => Arc::ptr_eq(one, two) || one == two,
-            (Content::None, Content::None) => true,
-            _ => false,
-        };
-        content
-            && a.mtime == b.mtime
-            && a.rdev == b.rdev
-            && (!a.is_file() || a.size == b.size)
-            && self.target == other.target
-            && self.link_to == other.link_to
-    }
 }
 
 /// The clock that file times are taken from.

@@ -34,8 +34,10 @@ use rustix::{
 use super::{
     beneath::{Stat, open_beneath, split},
     difference::{Below, Compared},
-    index::{Content, Index, Node},
-    scan::{Scanner, is_copy},
+    examine::is_copy,
+    index::Index,
+    node::{Content, Node},
+    scan::Scanner,
     shape::{Kind, Shape, entry_of_lower, read_link},
     walk::{WalkError, shown},
     xattr::{self, Rules},
@@ -126,10 +128,10 @@ impl Renewed {
         for (path, node) in self.0 {
             match node {
                 Some(node) => {
-                    index.nodes.insert(path.into(), Arc::new(node));
+                    index.insert(&path, Arc::new(node));
                 }
                 None => {
-                    index.nodes.remove(path.as_slice());
+                    index.remove(&path);
                 }
             }
         }

@@ -13,27 +13,26 @@
 //! that is what the caller's epoch is for.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
-use crab_store::{Segment, Time, Tree};
+use crab_store::Tree;
 use rustix::{
-    fs::{FileType, Mode, OFlags, ResolveFlags, open, openat2},
+    fs::{Mode, OFlags, ResolveFlags, open, openat2},
     io::Errno,
 };
 
 use super::{
-    beneath::{Stat, is_race, open_name, reopen},
-    change::{Change, Found, Over, compare, link},
-    content::{equal_files, equals_segments},
-    index::{Content, Index, IndexError, Node, now, settled},
-    lower::{Lower, Lowers, open_root},
-    shape::read_link,
-    walk::{Descend, Visit, WalkError, walk},
-    xattr::{self, Rules},
+    beneath::Stat,
+    change::{Change, Found, compare, link},
+    examine::{Comparison, Limit, Read},
+    index::{Index, IndexError, now},
+    lower::{Lowers, open_root},
+    survey::{Surveyed, survey},
+    walk::WalkError,
+    xattr::Rules,
 };
 use crate::overlay::OverlayMount;
 
@@ -57,9 +56,10 @@ pub struct OpenError {
 /// there is nothing to capture, into a fresher index by [`Scan::into_index`].
 #[derive(Debug)]
 pub struct Scan {
-    nodes: Vec<Found>,
-    started: Time,
-    mapped: HashSet<u64>,
+    /// All that there is.
+    index: Index,
+    /// What of it was looked at, by path.
+    found: Vec<Found>,
     changes: Vec<Change>,
     torn: Vec<Vec<u8>>,
     /// All was read that had to be.
@@ -161,7 +161,9 @@ impl Scanner {
         bytes: &mut u64,
     ) -> Result<Option<Scan>, WalkError> {
         let read = if everything { Read::Anew } else { Read::Again };
-        let scan = self.compare_with(index, contents, forced, read, Some(bytes))?;
+        let limit = Limit::new(*bytes);
+        let scan = self.compare_with(index, contents, forced, read, Some(&limit))?;
+        *bytes = limit.left();
         Ok(scan.whole.then_some(scan))
     }
 
@@ -170,52 +172,48 @@ impl Scanner {
         Lowers::new(self.rules, &self.lowers)
     }
 
+    /// The same, for who walks.
+    pub(crate) fn opened_lowers(&self) -> Result<Lowers, WalkError> {
+        let lowers = self.lowers();
+        lowers.map_err(|errno| WalkError::io("open the layers of", b"", errno))
+    }
+
     fn compare_with(
         &self,
         index: &Index,
         contents: &Index,
         forced: &HashSet<Vec<u8>>,
         read: Read,
-        bytes: Option<&mut u64>,
+        limit: Option<&Limit>,
     ) -> Result<Scan, WalkError> {
         let started = now();
-        let lowers = self
-            .lowers()
-            .map_err(|errno| WalkError::io("open the layers of", b"", errno))?;
-        let mapped: HashSet<u64> = forced
-            .iter()
-            .filter_map(|path| index.nodes.get(path.as_slice()))
-            .map(|node| node.stat.ino)
-            .collect();
-        let mut run = Run {
+        let comparison = Comparison {
+            scanner: self,
             index,
             contents,
             forced,
             read,
-            left: bytes,
-            whole: true,
-            mapped,
-            rules: self.rules,
-            lowers,
-            nodes: Vec::with_capacity(index.nodes.len()),
-            torn: Vec::new(),
-            verified: HashMap::new(),
+            limit,
         };
-        let mut torn = walk(self.root(), |visit| run.examine(visit))?;
-        let mut nodes = run.nodes;
-        torn.append(&mut run.torn);
+        let Surveyed {
+            index: mut now,
+            findings,
+        } = survey(comparison)?;
+        now.started = started;
+        now.mapped = findings.mapped;
+        let mut found = findings.found;
+        found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        link(&mut now, findings.linked, &mut found, self.rules);
+        let changes = compare(index, &now, &found, self.rules);
+        let mut torn = findings.torn;
         torn.sort();
         torn.dedup();
-        nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        link(&mut nodes, self.rules);
-        let changes = compare(index, &nodes, self.rules);
         Ok(Scan {
-            nodes,
-            started,
-            mapped: run.mapped,
+            index: now,
+            found,
             changes,
             torn,
-            whole: run.whole,
+            whole: limit.is_none_or(Limit::is_kept),
         })
     }
 }
@@ -233,26 +231,19 @@ impl Scan {
 
     /// What there is, whatever of it has changed. Contents that are not on record are unread.
     pub(crate) fn into_live(self) -> Index {
-        let (nodes, _, mut index) = self.into_parts();
-        let nodes = nodes.into_iter().map(|found| (found.path, found.node));
-        index.nodes.extend(nodes);
-        index
+        self.index
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<Found>, Vec<Vec<u8>>, Index) {
-        let index = Index {
-            nodes: HashMap::with_capacity(self.nodes.len()),
-            started: self.started,
-            mapped: self.mapped,
-        };
-        (self.nodes, self.torn, index)
+    /// What there is, what of it was looked at, and what is torn.
+    pub(crate) fn into_parts(self) -> (Index, Vec<Found>, Vec<Vec<u8>>) {
+        (self.index, self.found, self.torn)
     }
 
     /// Where nothing of this scan is captured, although something has changed: the next
     /// one is to be compared with the same index again. Only what a mapping may still
     /// change is taken over, since the mapping may be gone by then.
     pub fn pass_over(self, index: &mut Index) {
-        index.mapped.extend(self.mapped);
+        index.mapped.extend(self.index.mapped);
     }
 
     /// The index to compare the next scan with, if this one found no change:
@@ -261,227 +252,6 @@ impl Scan {
         if !self.changes.is_empty() || !self.torn.is_empty() {
             return None;
         }
-        Some(self.into_live())
-    }
-}
-
-/// Which contents are read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Read {
-    /// Those that may be others, by their times.
-    Doubtful,
-    /// All whose time is on record.
-    All,
-    /// All whose length is on record.
-    Anew,
-    /// Of those the ones that may be others.
-    Again,
-}
-
-struct Run<'a> {
-    index: &'a Index,
-    /// What contents are compared with.
-    contents: &'a Index,
-    forced: &'a HashSet<Vec<u8>>,
-    read: Read,
-    /// How many bytes may still be read, where there is a limit.
-    left: Option<&'a mut u64>,
-    whole: bool,
-    /// The inodes of those.
-    mapped: HashSet<u64>,
-    rules: Rules,
-    lowers: Lowers,
-    nodes: Vec<Found>,
-    torn: Vec<Vec<u8>>,
-    /// Inodes with several names whose content was read and is this.
-    verified: HashMap<u64, Arc<[Segment]>>,
-}
-
-impl Run<'_> {
-    /// The tag of a directory says whether lower ones are merged with it.
-    fn examine(&mut self, visit: &Visit<'_>) -> Result<Descend, WalkError> {
-        if visit.mount_point {
-            self.push(visit.path, Arc::new(Node::mount_point(&visit.stat)), None);
-            return Ok(Descend::No);
-        }
-        let forced = self.is_forced(visit);
-        let old = self.index.nodes.get(visit.path);
-        if let Some(old) = old
-            && !forced
-            && old.stat.same_identity(&visit.stat)
-            && settled(visit.stat.ctime, self.index.started)
-        {
-            let tag = visit.tag && !old.hides_lower;
-            self.push(visit.path, old.clone(), None);
-            return Ok(Descend::Yes { tag });
-        }
-        match self.look(visit) {
-            Ok(Some((node, over))) => {
-                let tag = visit.tag && !node.hides_lower;
-                self.push(visit.path, Arc::new(node), over);
-                Ok(Descend::Yes { tag })
-            }
-            Ok(None) => {
-                self.torn.push(visit.path.to_vec());
-                Ok(Descend::No)
-            }
-            Err(errno) if is_race(errno) => {
-                self.torn.push(visit.path.to_vec());
-                Ok(Descend::No)
-            }
-            Err(errno) => Err(WalkError::io("read", visit.path, errno)),
-        }
-    }
-
-    fn is_forced(&mut self, visit: &Visit<'_>) -> bool {
-        if !visit.stat.is_file() {
-            return false;
-        }
-        let ino = visit.stat.ino;
-        if !self.forced.is_empty() && self.forced.contains(visit.path) {
-            self.mapped.insert(ino);
-        }
-        matches!(self.read, Read::All | Read::Anew)
-            || self.mapped.contains(&ino)
-            || self.index.mapped.contains(&ino)
-    }
-
-    fn push(&mut self, path: &[u8], node: Arc<Node>, over: Option<Over>) {
-        let path = path.into();
-        self.nodes.push(Found { path, node, over });
-    }
-
-    /// Reads what there is to know of an entry; nothing if it is changing.
-    fn look(&mut self, visit: &Visit<'_>) -> rustix::io::Result<Option<(Node, Option<Over>)>> {
-        let fd = open_name(visit.dir, visit.name)?;
-        let stat = Stat::of(fd.as_fd())?;
-        if stat.ino != visit.stat.ino
-            || stat.file_type != visit.stat.file_type
-            || stat.mount != visit.stat.mount
-        {
-            return Ok(None);
-        }
-        let xattrs = self.rules.keep(xattr::read(fd.as_fd())?);
-        let known = self.contents.nodes.get(visit.path).map(|known| &**known);
-        let mut node = Node {
-            hides_lower: stat.is_dir() && self.rules.hides_lower(&xattrs),
-            stat,
-            xattrs,
-            target: Vec::new(),
-            content: Content::None,
-            link_to: None,
-            nets_out: false,
-            mount_point: false,
-        };
-        match stat.file_type {
-            FileType::Symlink => node.target = read_link(fd.as_fd())?,
-            FileType::RegularFile if stat.size == 0 => node.content = Content::Known([].into()),
-            FileType::RegularFile => {
-                node.content = self.known_content(&fd, &node, known)?;
-            }
-            _ => {}
-        }
-        let mut over = None;
-        if self.rules.is_overlay() && known.is_none_or(|known| known.nets_out) {
-            let lower = match visit.tag {
-                true => self.lowers.find(visit.path)?,
-                false => None,
-            };
-            over = lower.as_ref().map(|lower| Over {
-                size: lower.stat.is_file().then_some(lower.stat.size),
-            });
-            node.nets_out = match &lower {
-                Some(lower) => {
-                    let reads = stat.is_file() && lower.stat.size == stat.size;
-                    (!reads || self.may_read(stat.size)) && is_copy(self.rules, &fd, &node, lower)?
-                }
-                // A whiteout that hides nothing.
-                None => node.stat.is_null_device(),
-            };
-        }
-        let after = Stat::of(fd.as_fd())?;
-        Ok(after.same_identity(&stat).then_some((node, over)))
-    }
-
-    /// The content on record, if reading shows that it is still there. Read
-    /// only where size and time speak for it: else it is read once, by the capture.
-    fn known_content(
-        &mut self,
-        fd: &OwnedFd,
-        node: &Node,
-        old: Option<&Node>,
-    ) -> rustix::io::Result<Content> {
-        let stat = &node.stat;
-        let Some(Content::Known(content)) = old
-            .filter(|old| old.stat.is_file() && old.stat.size == stat.size)
-            .filter(|old| {
-                matches!(self.read, Read::Anew | Read::Again) || old.stat.mtime == stat.mtime
-            })
-            .map(|old| &old.content)
-        else {
-            return Ok(Content::Unread);
-        };
-        let verified = self.verified.get(&stat.ino);
-        if verified.is_some_and(|verified| Arc::ptr_eq(verified, content)) {
-            return Ok(Content::Known(content.clone()));
-        }
-        if !self.may_read(stat.size) {
-            return Ok(Content::Unread);
-        }
-        let file = reopen(fd.as_fd(), OFlags::RDONLY | OFlags::NOATIME)?;
-        if !equals_segments(file.as_fd(), stat.size, content)? {
-            return Ok(Content::Unread);
-        }
-        if stat.nlink > 1 {
-            self.verified.insert(stat.ino, content.clone());
-        }
-        Ok(Content::Known(content.clone()))
-    }
-
-    /// Counts bytes that are read; false if they would be too many.
-    fn may_read(&mut self, bytes: u64) -> bool {
-        let Some(left) = &mut self.left else {
-            return true;
-        };
-        match left.checked_sub(bytes) {
-            Some(rest) => **left = rest,
-            None => self.whole = false,
-        }
-        self.whole
-    }
-}
-
-/// Whether an entry of the upper directory is only a copy of the lower one.
-pub(crate) fn is_copy(
-    rules: Rules,
-    fd: &OwnedFd,
-    node: &Node,
-    lower: &Lower,
-) -> rustix::io::Result<bool> {
-    let (a, b) = (&node.stat, &lower.stat);
-    let alike = a.file_type == b.file_type
-        && (a.mode, a.uid, a.gid, a.rdev) == (b.mode, b.uid, b.gid, b.rdev)
-        && (a.is_dir() || a.mtime == b.mtime)
-        && (!a.is_file() || a.size == b.size);
-    if !alike || rules.steers_merge(&node.xattrs) {
-        return Ok(false);
-    }
-    let xattrs = xattr::read(lower.fd.as_fd())?;
-    if a.is_file() && rules.steers_merge(&xattrs) {
-        // Its data lies elsewhere (metacopy).
-        return Ok(false);
-    }
-    if node.xattrs != rules.visible(xattrs) {
-        return Ok(false);
-    }
-    match a.file_type {
-        FileType::Symlink => Ok(node.target == read_link(lower.fd.as_fd())?),
-        FileType::RegularFile if a.size > 0 => {
-            let flags = OFlags::RDONLY | OFlags::NOATIME;
-            let upper = reopen(fd.as_fd(), flags)?;
-            let lower = reopen(lower.fd.as_fd(), flags)?;
-            equal_files(upper.as_fd(), lower.as_fd(), a.size)
-        }
-        _ => Ok(true),
+        Some(self.index)
     }
 }

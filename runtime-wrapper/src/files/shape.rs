@@ -16,8 +16,8 @@ use rustix::{
 use super::{
     beneath::reopen,
     content::equals_segments,
-    index::{Content, Node},
     lower::Lower,
+    node::{Content, Node},
     xattr::{self, Rules, Xattrs},
 };
 

@@ -7,7 +7,11 @@
 //! looked at again after it was listed; where that fails the path is reported
 //! as torn and the walk goes on. Mount points are visited and not entered.
 
-use std::{ffi::CStr, mem::MaybeUninit, os::fd::BorrowedFd};
+use std::{
+    ffi::{CStr, CString},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
 
 use rustix::{
     fs::{OFlags, RawDir},
@@ -23,22 +27,9 @@ pub(crate) const PATH_BYTES: usize = 256 << 20;
 
 /// One path that the walk found.
 pub(crate) struct Visit<'a> {
-    /// The directory that it is in (for the root, the root).
-    pub(crate) dir: BorrowedFd<'a>,
-    /// Its name there; `.` for the root.
-    pub(crate) name: &'a CStr,
     pub(crate) path: &'a [u8],
     pub(crate) stat: Stat,
     pub(crate) mount_point: bool,
-    /// What the visitor said when it let the walk into the directory.
-    pub(crate) tag: bool,
-}
-
-/// Whether to go into what was visited; the tag comes back with each child.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Descend {
-    No,
-    Yes { tag: bool },
 }
 
 /// Why a walk could not be finished.
@@ -70,6 +61,11 @@ impl WalkError {
             source: errno.into(),
         }
     }
+
+    pub(crate) fn too_large(path: &[u8]) -> Self {
+        let path = shown(path);
+        Self::TooLarge { path }
+    }
 }
 
 /// A path of a container as it can be put into a message.
@@ -80,91 +76,114 @@ pub(crate) fn shown(path: &[u8]) -> String {
     crab_store::clip(&crab_store::escape(path), 256)
 }
 
+/// A name in a directory, as a path from the root.
+pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(dir.len() + 1 + name.len());
+    path.extend_from_slice(dir);
+    if !dir.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// Opens a directory to be listed; nothing if it is not the one that was seen.
+pub(crate) fn enter(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    seen: &Stat,
+) -> Result<Option<OwnedFd>, WalkError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME;
+    let dir = match open_beneath(root, path, flags) {
+        Ok(dir) => dir,
+        Err(errno) if is_race(errno) => return Ok(None),
+        Err(errno) => return Err(WalkError::io("open", path, errno)),
+    };
+    let found = Stat::of(dir.as_fd()).map_err(|errno| WalkError::io("stat", path, errno))?;
+    Ok((found.ino == seen.ino && found.dev == seen.dev).then_some(dir))
+}
+
+/// Whether nothing has come, gone or been renamed in a directory since it was seen: only
+/// then is a list of it, or what is on record of it, complete.
+pub(crate) fn is_as_seen(dir: BorrowedFd<'_>, path: &[u8], seen: &Stat) -> Result<bool, WalkError> {
+    let after = Stat::of(dir).map_err(|errno| WalkError::io("stat", path, errno))?;
+    Ok(after.same_identity(seen))
+}
+
+/// The names in a directory.
+pub(crate) fn names(dir: BorrowedFd<'_>, path: &[u8]) -> Result<Vec<CString>, WalkError> {
+    let mut names = Vec::new();
+    let mut buffer = vec![MaybeUninit::uninit(); 32 << 10];
+    let mut entries = RawDir::new(dir, &mut buffer);
+    let mut budget = PATH_BYTES;
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|errno| WalkError::io("list", path, errno))?;
+        let name = entry.file_name();
+        if !matches!(name.to_bytes(), b"." | b"..") {
+            take(&mut budget, name.count_bytes(), path)?;
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn take(budget: &mut usize, bytes: usize, path: &[u8]) -> Result<(), WalkError> {
+    let left = budget.checked_sub(bytes);
+    *budget = left.ok_or_else(|| WalkError::too_large(path))?;
+    Ok(())
+}
+
+/// What is there; nothing if it has just gone, which moves the times of its directory.
+pub(crate) fn stat_of(
+    dir: BorrowedFd<'_>,
+    name: &CStr,
+    path: impl Fn() -> Vec<u8>,
+) -> Result<Option<Stat>, WalkError> {
+    match Stat::at(dir, name) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(errno) if is_race(errno) => Ok(None),
+        Err(errno) => Err(WalkError::io("stat", &path(), errno)),
+    }
+}
+
 /// Visits everything below `root`, the root first and parents before their
 /// children. Returns the paths of directories that changed meanwhile.
 pub(crate) fn walk(
     root: BorrowedFd<'_>,
-    mut visit: impl FnMut(&Visit<'_>) -> Result<Descend, WalkError>,
+    mut visit: impl FnMut(&Visit<'_>),
 ) -> Result<Vec<Vec<u8>>, WalkError> {
     let stat = Stat::of(root).map_err(|errno| WalkError::io("stat", b"", errno))?;
     let mount = stat.mount;
     let mut torn = Vec::new();
     let mut budget = PATH_BYTES;
-    let mut pending = Vec::new();
-    let first = Visit {
-        dir: root,
-        name: c".",
+    visit(&Visit {
         path: b"",
         stat,
         mount_point: false,
-        tag: true,
-    };
-    if let Descend::Yes { tag } = visit(&first)? {
-        pending.push((Vec::new(), stat, tag));
-    }
-
-    let mut buffer = vec![MaybeUninit::uninit(); 64 << 10];
-    let mut path = Vec::new();
-    while let Some((parent, before, tag)) = pending.pop() {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME;
-        let dir = match open_beneath(root, &parent, flags) {
-            Ok(dir) => dir,
-            Err(errno) if is_race(errno) => {
-                torn.push(parent);
-                continue;
-            }
-            Err(errno) => return Err(WalkError::io("open", &parent, errno)),
-        };
-        let dir = std::os::fd::AsFd::as_fd(&dir);
-        let found = Stat::of(dir).map_err(|errno| WalkError::io("stat", &parent, errno))?;
-        if found.ino != before.ino || found.dev != before.dev {
+    });
+    let mut pending = vec![(Vec::new(), stat)];
+    while let Some((parent, seen)) = pending.pop() {
+        let Some(dir) = enter(root, &parent, &seen)? else {
             torn.push(parent);
             continue;
-        }
-        path.clear();
-        path.extend_from_slice(&parent);
-        if !parent.is_empty() {
-            path.push(b'/');
-        }
-        let stem = path.len();
-        let mut entries = RawDir::new(dir, &mut buffer);
-        while let Some(entry) = entries.next() {
-            let entry = entry.map_err(|errno| WalkError::io("list", &parent, errno))?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
+        };
+        for name in names(dir.as_fd(), &parent)? {
+            let path = join(&parent, name.to_bytes());
+            let Some(stat) = stat_of(dir.as_fd(), &name, || path.clone())? else {
                 continue;
-            }
-            path.truncate(stem);
-            path.extend_from_slice(name.to_bytes());
-            let stat = match Stat::at(dir, name) {
-                Ok(stat) => stat,
-                Err(errno) if is_race(errno) => continue,
-                Err(errno) => return Err(WalkError::io("stat", &path, errno)),
             };
-            budget = budget
-                .checked_sub(path.len())
-                .ok_or_else(|| WalkError::TooLarge { path: shown(&path) })?;
-            let mount_point = stat.mount_root || stat.mount != mount;
-            let seen = Visit {
-                dir,
-                name,
+            take(&mut budget, path.len(), &path)?;
+            let mount_point = stat.is_mount_point(mount);
+            visit(&Visit {
                 path: &path,
                 stat,
                 mount_point,
-                tag,
-            };
-            let descend = visit(&seen)?;
-            if let Descend::Yes { tag } = descend
-                && stat.is_dir()
-                && !mount_point
-            {
-                pending.push((path.clone(), stat, tag));
+            });
+            if stat.is_dir() && !mount_point {
+                pending.push((path, stat));
             }
         }
-        // An entry that came, went or was renamed while the list was read has
-        // moved these, and only then can the list be incomplete.
-        let after = Stat::of(dir).map_err(|errno| WalkError::io("stat", &parent, errno))?;
-        if !after.same_identity(&before) {
+        if !is_as_seen(dir.as_fd(), &parent, &seen)? {
             torn.push(parent);
         }
     }

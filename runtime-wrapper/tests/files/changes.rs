@@ -317,6 +317,84 @@ fn stores_to_a_mapping_that_move_no_times_are_found_even_after_it_is_gone() {
 }
 
 #[test]
+fn what_changes_among_thousands_of_files_is_found_and_nothing_else() {
+    if skipped() {
+        return;
+    }
+    let (bench, _) = bench();
+    // Large directories, which are looked at in pieces, and many small ones.
+    bench.turn(
+        "mkdir -p large wide; (cd large; touch $(seq 3000)); \
+         for d in $(seq 60); do mkdir wide/$d; (cd wide/$d; touch $(seq 50)); done; \
+         ln large/2000 wide/7/linked; ln wide/9/9 wide/9/again",
+    );
+    settle();
+    let (mut captured, _) = bench.capture(&Index::default());
+    assert!(bench.changes(&captured.index).is_empty());
+    let all = captured.index.len();
+    let turns: [(&str, &[&str]); 5] = [
+        (
+            "for f in 1 511 512 513 1500 2999 3000; do echo x >large/$f; done; echo x >wide/60/50",
+            &[
+                "~large/1",
+                "~large/1500",
+                "~large/2999",
+                "~large/3000",
+                "~large/511",
+                "~large/512",
+                "~large/513",
+                "~wide/60/50",
+            ],
+        ),
+        (
+            "rm large/7 large/2900; touch large/new wide/1/new; rm -r wide/2/4?; rm -r wide/3",
+            &[
+                "-large/2900",
+                "-large/7",
+                "+large/new",
+                "+wide/1/new",
+                "-wide/2/40",
+                "-wide/2/41",
+                "-wide/2/42",
+                "-wide/2/43",
+                "-wide/2/44",
+                "-wide/2/45",
+                "-wide/2/46",
+                "-wide/2/47",
+                "-wide/2/48",
+                "-wide/2/49",
+            ],
+        ),
+        (
+            "echo x >wide/7/linked; rm wide/9/9",
+            &["~large/2000", "-wide/9/9", "~wide/9/again"],
+        ),
+        (
+            "mv wide/5 wide/moved; mv wide/moved wide/5; touch large/x; rm large/x",
+            &[],
+        ),
+        (
+            "rm large/3000; mkdir large/3000; chmod 600 large/2",
+            &["~large/2", "~large/3000"],
+        ),
+    ];
+    for (script, expected) in turns {
+        bench.turn(script);
+        let mut found = bench.changes(&captured.index);
+        found.retain(|line| !line.starts_with("-wide/3") && line != "~wide/7/linked");
+        assert_eq!(found, expected, "{script}");
+        settle();
+        let before = captured.index;
+        (captured, _) = bench.capture(&before);
+        // As one that starts with nothing.
+        let (anew, _) = bench.capture(&Index::default());
+        assert!(captured.tree == anew.tree, "{script}");
+        assert!(bench.changes(&captured.index).is_empty(), "{script}");
+    }
+    assert_eq!(captured.index.len(), all + 2 - 2 - 10 - 51 - 1);
+}
+
+#[test]
 fn twenty_thousand_unchanged_files_are_scanned_quickly() {
     if skipped() {
         return;
