@@ -83,6 +83,7 @@ fn leave_a_history(testbed: &Testbed) -> Result<SandboxId> {
             turn: TurnId(3),
             checkpoint: TurnId(3),
             requested_ms: 1,
+            fork: false,
         })?;
     Ok(id)
 }
