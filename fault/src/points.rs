@@ -94,6 +94,7 @@ points! {
         Retired "retire.renamed" "A history has another name, which is not durable.",
     }
     Warm {
+        WarmNote "warm-note" "The sandbox stands still, and the store does not say yet that files are to be put back.",
         WarmChange0 "warm-change-0" "The sandbox stands still, the files of its root are to be put back.",
         WarmChange1 "warm-change-1" "The files of its root are, those of a mount in memory are not.",
         WarmLook "warm-look" "All are, nothing was looked at.",
