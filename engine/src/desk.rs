@@ -23,6 +23,9 @@ use crate::shim::Shim;
 /// Where the kernel says how much processes wait for a processor.
 const PRESSURE: &str = "/proc/pressure/cpu";
 
+/// What the clock shows when crabd begins: waits go on that began before it.
+const BEGINNING: Time = Time(24 * 3600 * 1_000_000);
+
 /// What a job is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -104,7 +107,7 @@ impl Desk {
         Self {
             started: Instant::now(),
             inner: Mutex::new(Inner {
-                scheduler: Scheduler::new(settings, Time(0)),
+                scheduler: Scheduler::new(settings, BEGINNING),
                 jobs: HashMap::new(),
                 names: HashMap::new(),
                 shims: HashMap::new(),
@@ -115,7 +118,7 @@ impl Desk {
     }
 
     pub(crate) fn now(&self) -> Time {
-        Time(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+        BEGINNING + self.started.elapsed()
     }
 
     pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {

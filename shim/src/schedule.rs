@@ -88,8 +88,10 @@ struct Held {
     since: Option<Instant>,
     /// One has waited for so long that it goes on regardless.
     ran_out: bool,
-    /// Whoever wants this done does not go away: a command, or the end of the sandbox.
+    /// A command waits for the publication that is under way.
     hurry: bool,
+    /// The sandbox is being deleted, which waits for nobody else's captures.
+    closing: bool,
 }
 
 /// The turn whose end is looked at.
@@ -179,9 +181,14 @@ impl Schedule {
         self.held.send_modify(|held| held.ran_out = true);
     }
 
-    /// Whatever is under way is wanted at once, or no longer.
+    /// Whether the publication that is under way is to go on at once.
     pub(crate) fn hurry(&self, hurry: bool) {
         self.held.send_modify(|held| held.hurry = hurry);
+    }
+
+    /// The sandbox is being deleted: nothing waits for its turn any more.
+    pub(crate) fn close(&self) {
+        self.held.send_modify(|held| held.closing = true);
     }
 
     /// The agent goes on, after this wait at the gate.
@@ -208,6 +215,9 @@ impl Schedule {
         let now = self.state().now;
         loop {
             let held = *watching.borrow_and_update();
+            if held.closing {
+                return Ok(());
+            }
             if !now.regardless {
                 if held.ran_out {
                     return Err(NotNow::GivenUp);
@@ -238,7 +248,7 @@ impl Schedule {
         let mut watching = self.held.subscribe();
         loop {
             let held = *watching.borrow_and_update();
-            if held.hurry {
+            if held.hurry || held.closing {
                 return;
             }
             let question = self.question("publish", turn, class, bytes, held);
@@ -434,6 +444,19 @@ mod tests {
         let _waiting = schedule.waits();
         schedule.turn_is_over(4, None, true);
         assert_eq!(schedule.capture(Class::Full, 1).await, Ok(()), "asked for");
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_that_is_deleted_waits_for_nobody() {
+        let (dir, schedule) = schedule(Durability::EveryTurn);
+        let _hangs = tokio::net::UnixListener::bind(paths::crabd_socket(dir.path())).unwrap();
+        schedule.turn_is_over(3, None, false);
+        schedule.close();
+        let both = async {
+            schedule.capture(Class::Full, 1).await.unwrap();
+            schedule.publish(3, Class::Full, 1).await;
+        };
+        timeout(SLACK, both).await.unwrap();
     }
 
     #[tokio::test]

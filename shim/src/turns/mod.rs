@@ -250,6 +250,7 @@ impl Turns {
         &self,
         message: impl FnOnce(oneshot::Sender<Result<T>>) -> Message,
     ) -> Result<T> {
+        let _waiting = self.schedule.waits();
         let (reply, answer) = oneshot::channel();
         self.send(message(reply));
         answer
@@ -308,6 +309,7 @@ impl Turns {
     /// Waits until no capture is under way, and keeps captures and turns back until
     /// what is returned is dropped.
     pub(crate) async fn hold(&self) -> oneshot::Sender<()> {
+        let _waiting = self.schedule.waits();
         let (granted, wait) = oneshot::channel();
         let (held, release) = oneshot::channel();
         self.send(Message::Hold { granted, release });
@@ -354,6 +356,7 @@ impl Turns {
 
     /// Ends the watch, and waits until everything staged is published.
     pub(crate) async fn close(&self) {
+        self.schedule.close();
         let (done, wait) = oneshot::channel();
         self.send(Message::Close(done));
         let _ = wait.await;
