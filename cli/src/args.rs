@@ -271,6 +271,18 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATTERN")]
         name: Option<Pattern>,
     },
+    /// Show the turns of a sandbox and of its copies as a tree
+    ///
+    /// As `git log --graph` shows history: the newest above, a lane for each
+    /// branch. Branches are left by rollbacks and begun by forks. All that are
+    /// copies of the sandbox are in it, and all of which it is one; a sandbox
+    /// whose history is gone is shown by its name (gone). Reads the store.
+    Tree {
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
+        #[arg(value_name = "S")]
+        sandbox: String,
+    },
     /// Give a turn a name, and keep its checkpoint
     ///
     /// `crab tag S 7 before-the-fix` names turn 7; wherever a turn is asked for,

@@ -39,6 +39,7 @@ mod rollback;
 mod show;
 mod starter;
 mod tag;
+mod tree;
 mod turn;
 mod turns;
 mod units;
@@ -125,6 +126,7 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 let (text, whole) = fork::run(&context()?, wish).await?;
                 return Ok((text, end(whole)));
             }
+            Command::Tree { sandbox } => tree::run(&context()?, &sandbox)?,
             Command::Tag {
                 sandbox,
                 turn,

@@ -4,9 +4,10 @@
 
 use std::{collections::BTreeSet, fs};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use crab_integration::{BUSYBOX, Counter, DEBIAN, RunOptions, Sandbox, State, Testbed, processes};
 use crab_store::{Class, JournalRecord, TurnId};
+use serde_json::{Value, json};
 
 /// What only one sandbox may have: its network namespace, and its cgroup.
 fn own(sandbox: &Sandbox) -> Result<[String; 2]> {
@@ -75,6 +76,13 @@ fn copies_go_on_each_for_itself_and_outlive_the_original() -> Result<()> {
         for dir in store {
             fs::remove_dir_all(dir)?;
         }
+        let turns = crab.json(&["tree", &leaf.sandbox_id()])?["turns"].take();
+        assert_eq!(
+            (&turns[0]["gone"], &turns[0]["turn"]),
+            (&true.into(), &0.into())
+        );
+        assert_eq!(turns[1]["sandbox"], leaf.sandbox_id());
+        assert_eq!(turns[1]["parent"]["sandbox"], turns[0]["sandbox"]);
         crab.json(&["gc", &leaf.sandbox_id(), "--keep", "1"])?;
         leaf.crash()?;
         crab.restore(leaf, None)?;
@@ -122,6 +130,29 @@ fn a_copy_without_processes_has_files_and_a_history_of_its_own() -> Result<()> {
             assert_eq!(from, Some((sandbox.sandbox_id(), TurnId(1))));
         }
         assert_eq!(sandbox.sh_ok("cat /root/n")?, "2");
+        // The same tree from wherever it is looked at: a branch for each.
+        let tree = crab
+            .run(&["tree", &forks.made[1].sandbox_id()])?
+            .ok()?
+            .stdout;
+        assert_eq!(
+            tree,
+            crab.run(&["tree", &sandbox.sandbox_id()])?.ok()?.stdout
+        );
+        let turns = crab.json(&["tree", &sandbox.sandbox_id()])?["turns"].take();
+        let turns = turns.as_array().context("there are no turns")?;
+        let is_node = |line: &&str| line.contains("* ");
+        assert_eq!(tree.lines().filter(is_node).count(), turns.len(), "{tree}");
+        for copy in &forks.made {
+            let first = |turn: &&Value| turn["sandbox"] == copy.sandbox_id() && turn["turn"] == 0;
+            let first = turns.iter().find(first).context("a copy is not in it")?;
+            let parent = json!({"sandbox": sandbox.sandbox_id(), "turn": 1});
+            assert_eq!(
+                (&first["parent"], &first["trigger"]),
+                (&parent, &"fork".into())
+            );
+            assert!(tree.contains(&format!("{}@0", copy.sandbox_id())), "{tree}");
+        }
     }
     Ok(())
 }

@@ -4,3 +4,4 @@
 
 mod copies;
 mod failing;
+mod shared;

@@ -5,6 +5,7 @@
 
 mod capture;
 mod figures;
+mod fork;
 mod inspector;
 mod lifecycle;
 mod memory;
@@ -27,6 +28,7 @@ use crate::figures::parts_of;
 const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N] [--cycles N] [--no-critest]
        bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
        bench capture [--json] [--rounds N] [--cycles N] [--kills N] [--seed N] [--only PART[,PART]]
+       bench fork [--json] [--rounds N]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -45,6 +47,7 @@ fn run() -> Result<()> {
         Some("lifecycle") => lifecycle(args),
         Some("inspector") => inspector(args),
         Some("capture") => capture(args),
+        Some("fork") => fork(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
             Ok(())
@@ -135,6 +138,19 @@ fn capture(mut args: impl Iterator<Item = String>) -> Result<()> {
         }
     }
     let measured = capture::measure(&Testbed::here()?, &plan)?;
+    tell(&measured, json, figures::table)
+}
+
+fn fork(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let (mut json, mut rounds) = (false, 12);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => json = true,
+            "--rounds" => rounds = number(&mut args, &arg)?,
+            _ => bail!("{arg} is no option of fork; {USAGE}"),
+        }
+    }
+    let measured = fork::measure(&Testbed::here()?, rounds)?;
     tell(&measured, json, figures::table)
 }
 
