@@ -36,6 +36,7 @@ mod deaf;
 mod driver;
 mod events;
 mod forks;
+pub mod hostile;
 mod nerdctl;
 mod on_host;
 pub mod processes;

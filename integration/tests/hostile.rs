@@ -3,15 +3,13 @@
 //! What a sandbox can put in front of Crab: names that drive terminals, symlinks that
 //! lead out of it, more files than a record holds.
 
-use std::{
-    fs,
-    io::Read,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::fs;
 
-use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Crab, DEBIAN, RunOptions, Sandbox, Testbed, Turn};
+use anyhow::{Result, ensure};
+use crab_integration::{
+    BUSYBOX, Crab, DEBIAN, RunOptions, Sandbox, Testbed, Turn,
+    hostile::{self, Canary},
+};
 use crab_store::Class;
 
 /// Everything that `crab` says of a sandbox, as text, has to be lines that a terminal only
@@ -84,105 +82,75 @@ fn names_that_drive_a_terminal_are_only_shown() -> Result<()> {
     Ok(())
 }
 
-/// A file of the host that no sandbox may get at, and how it was.
-struct Canary {
-    path: PathBuf,
-    /// Nothing that compresses: in a pack, it is as it is.
-    content: Vec<u8>,
-    made: (u64, i64, i64, u32),
-}
-
-impl Canary {
-    fn new(name: &str) -> Result<Self> {
-        let path = PathBuf::from(format!("/etc/{name}"));
-        let mut content = vec![0; 256];
-        fs::File::open("/dev/urandom")?.read_exact(&mut content)?;
-        fs::write(&path, &content)?;
-        let made = Self::look(&path)?;
-        Ok(Self {
-            path,
-            content,
-            made,
-        })
-    }
-
-    fn look(path: &Path) -> Result<(u64, i64, i64, u32)> {
-        let meta = fs::metadata(path).with_context(|| format!("stat {}", path.display()))?;
-        Ok((meta.ino(), meta.mtime(), meta.ctime_nsec(), meta.mode()))
-    }
-
-    fn is_as_it_was(&self) -> Result<()> {
-        ensure!(Self::look(&self.path)? == self.made, "it was touched");
-        ensure!(fs::read(&self.path)? == self.content);
-        Ok(())
-    }
-}
-
-impl Drop for Canary {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// Whether this is in a checkpoint of the sandbox.
-fn is_stored(sandbox: &Sandbox, content: &[u8]) -> Result<bool> {
-    // The middle of it, whatever is around it.
-    let wanted = &content[100..132];
-    for pack in fs::read_dir(sandbox.store().join("packs"))? {
-        let bytes = fs::read(pack?.path())?;
-        if bytes.windows(wanted.len()).any(|window| window == wanted) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 #[test]
 fn no_symlink_leads_out_of_a_sandbox() -> Result<()> {
     let testbed = Testbed::here()?;
     let crab = testbed.crab();
     for client in testbed.clients() {
-        let canary = Canary::new("crab-canary")?;
-        let secret = canary.path.display();
+        let mut canary = Canary::new()?;
+        let dir = canary.dir().display().to_string();
+        let secret = format!("{dir}/secret");
         let sandbox = client.run(DEBIAN, RunOptions::new())?;
         // That a text is found in the store if it is stored.
-        let inside = Canary::new("crab-canary-inside")?;
-        fs::write(sandbox.root()?.join("root/inside"), &inside.content)?;
-        let script = "mkdir /dev/shm/d /root/d /root/t; echo inside >/dev/shm/d/crab-canary; \
-                      echo inside >/root/d/crab-canary";
+        let inside = Canary::new()?;
+        fs::write(sandbox.root()?.join("root/inside"), inside.content())?;
+        let script = "mkdir /dev/shm/d /root/d /root/t; echo inside >/dev/shm/d/secret; \
+                      echo inside >/root/d/secret";
         let before = crab.turn_of(&sandbox, Class::Files, script)?;
-        assert!(is_stored(&sandbox, &inside.content)?);
+        assert!(inside.is_stored(&sandbox)?);
 
         let script = format!(
             "ln -s {secret} /dev/shm/x; ln -s {secret} /root/x; ln -s / /root/slash; \
              ln -s /proc/1/root{secret} /root/proc; ln -s ../../../../../..{secret} /root/up; \
-             rm -r /dev/shm/d /root/d; ln -s /etc /dev/shm/d; ln -s /etc /root/d; \
+             rm -r /dev/shm/d /root/d; ln -s {dir} /dev/shm/d; ln -s {dir} /root/d; \
              rm -r /tmp; ln -s / /tmp; mv /var /var.old; ln -s /etc /var"
         );
         let links = crab.turn_of(&sandbox, Class::Files, &script)?;
         // Not by name, and not through what looks like a directory of before.
         let touch = "touch -h /root/x /dev/shm/x; echo y >/root/y; echo y >/dev/shm/y";
         let later = crab.turn_of(&sandbox, Class::Files, touch)?;
-        assert!(!is_stored(&sandbox, &canary.content)?);
-        canary.is_as_it_was()?;
+        canary.check("captured")?;
 
         for turn in [&before, &links, &before, &later] {
             crab.rollback(&sandbox, turn.number())?;
-            canary.is_as_it_was()?;
+            canary.check("rolled back")?;
         }
         let targets = "readlink /dev/shm/x /root/x /root/d /dev/shm/d /tmp /var; ls /root/t";
         assert_eq!(
             sandbox.sh_ok(targets)?,
-            format!("{secret}\n{secret}\n/etc\n/etc\n/\n/etc")
+            format!("{secret}\n{secret}\n{dir}\n{dir}\n/\n/etc")
         );
         sandbox.crash()?;
         crab.restore(&sandbox, Some(before.number()))?;
-        canary.is_as_it_was()?;
-        let files = "cat /dev/shm/d/crab-canary /root/d/crab-canary; test -d /tmp";
+        canary.check("restored")?;
+        let files = "cat /dev/shm/d/secret /root/d/secret; test -d /tmp";
         assert_eq!(sandbox.sh_ok(files)?, "inside\ninside");
-        assert!(!is_stored(&sandbox, &canary.content)?);
-        inside.is_as_it_was()?;
+        canary.check_store(&sandbox)?;
+        assert_eq!(canary.escapes(), [] as [String; 0]);
     }
+    Ok(())
+}
+
+#[test]
+fn trees_that_are_made_to_harm_come_back_exactly_and_lead_nowhere() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let mut canary = Canary::new()?;
+    for case in hostile::cases(2000) {
+        let inexact = case.there_and_back(testbed.ctr(), &crab, &mut canary)?;
+        assert_eq!(inexact, [] as [String; 0], "{}", case.name());
+        assert_eq!(canary.escapes(), [] as [String; 0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_directory_that_becomes_a_link_under_a_capture_leads_nowhere() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let mut canary = Canary::new()?;
+    let back = hostile::race(testbed.ctr(), &testbed.crab(), &mut canary, 2)?;
+    println!("{back} of 2 rollbacks went on while the host raced");
+    assert_eq!(canary.escapes(), [] as [String; 0]);
     Ok(())
 }
 

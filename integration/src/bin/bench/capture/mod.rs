@@ -6,6 +6,7 @@
 mod crash;
 mod cycles;
 mod files;
+mod hostile;
 mod memory;
 mod processes;
 mod rollback;
@@ -27,6 +28,7 @@ pub(crate) const PARTS: &[&str] = &[
     "rollback",
     "cycles",
     "store",
+    "hostile",
     "crash",
 ];
 
@@ -41,6 +43,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("cold_rollback_ms_p50", Target::AtMost(100.0)),
     ("warm_rollback_ms_p50", Target::AtMost(5.0)),
     ("cycles_ok", Target::AtLeast(20.0)),
+    ("hostile_escapes", Target::AtMost(0.0)),
     ("random_kills", Target::AtLeast(1000.0)),
     ("lost", Target::AtMost(0.0)),
     ("fsck_missed", Target::AtMost(0.0)),
@@ -75,6 +78,7 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
         "rollback" => rollback::measure(testbed, plan, &mut measured),
         "cycles" => cycles::measure(testbed, plan, &mut measured),
         "store" => store::measure(plan, &mut measured),
+        "hostile" => hostile::measure(testbed, plan, &mut measured),
         _ => crash::measure(testbed, plan, &mut measured),
     })?;
     Ok(measured)
