@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! Large contents as chunks of a fixed size; what is zero is not stored.
+//! Contents as chunks; what is zero is not stored.
 //!
 //! A sandbox chooses the apparent size of its files freely, up to exabytes, so
 //! nothing here costs more than the data that a file really has.
@@ -11,22 +11,18 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-use rustix::{
-    fs::{SeekFrom, seek},
-    io::Errno,
-};
-
 use crate::{
+    cut::Cutter,
     error::{ReadError, WriteError},
     pack_writer::PackWriter,
     reader::ObjectReader,
     tree::{Segment, segments_fit},
 };
 
-/// Length of a chunk. Chunks begin at multiples of it.
+/// Length of a chunk, on average where content decides on where it begins ([`Cutter`]).
 pub const CHUNK: usize = 128 << 10;
 /// Zeros of this length and alignment become holes in a restored file.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 
 static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
@@ -55,18 +51,6 @@ fn fill(stream: &mut (impl Read + ?Sized), buffer: &mut [u8]) -> io::Result<usiz
         }
     }
     Ok(filled)
-}
-
-/// Where the data at or after `from` begins.
-fn next_data(file: &File, from: u64, size: u64) -> io::Result<Option<u64>> {
-    match seek(file, SeekFrom::Data(from)) {
-        Ok(at) => Ok(Some(at).filter(|at| *at < size)),
-        // Holes only, up to the end.
-        Err(Errno::NXIO) => Ok(None),
-        // A file system that cannot tell.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl PackWriter {
@@ -113,27 +97,9 @@ impl PackWriter {
             size: metadata.len(),
             segments: Vec::new(),
         };
-        let mut buffer = Vec::new();
-        let mut from = 0;
-        while from < content.size {
-            let Some(data) = next_data(file, from, content.size).map_err(WriteError::Source)?
-            else {
-                break;
-            };
-            let offset = data - data % CHUNK as u64;
-            let len = (content.size - offset).min(CHUNK as u64) as usize;
-            buffer.resize(len, 0);
-            let mut filled = 0;
-            while filled < len {
-                match file.read_at(&mut buffer[filled..], offset + filled as u64) {
-                    Ok(0) => break,
-                    Ok(n) => filled += n,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(WriteError::Source(error)),
-                }
-            }
-            self.put_chunk(&mut content.segments, offset, &buffer[..filled])?;
-            from = offset + CHUNK as u64;
+        let mut cutter = Cutter::new(file, content.size);
+        while let Some((offset, bytes)) = cutter.next().map_err(WriteError::Source)? {
+            self.put_chunk(&mut content.segments, offset, bytes)?;
         }
         Ok(content)
     }

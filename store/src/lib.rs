@@ -41,6 +41,7 @@ mod check;
 mod chunk;
 mod class;
 mod collect;
+mod cut;
 mod digest;
 mod durable;
 mod effects;
@@ -79,6 +80,7 @@ pub use check::{Checked, Damage, Part};
 pub use chunk::{CHUNK, Content};
 pub use class::Class;
 pub use collect::{CollectError, Collected, Wanted};
+pub use cut::{Cutter, GAP, LARGE};
 pub use digest::{Digest, HexError};
 pub use effects::{
     ChangedProcess, IgnoredBy, ListeningSocket, MAX_PROCESSES, MAX_RULES, ProcessChange,

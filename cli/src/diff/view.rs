@@ -226,23 +226,33 @@ pub(super) fn same_content(one: &Source, two: &Source, size: u64) -> io::Result<
     }
 }
 
-/// Whether a file holds what these segments, as the store cuts them, hold.
+/// Whether a file holds what these segments hold, and zeros elsewhere.
 fn is_content(file: &File, segments: &[Segment], size: u64) -> io::Result<bool> {
-    let mut segments = segments.iter().peekable();
     let mut buffer = Vec::new();
     let mut at = 0;
-    while at < size {
-        buffer.resize((size - at).min(CHUNK as u64) as usize, 0);
-        file.read_exact_at(&mut buffer, at)?;
-        let same = match segments.next_if(|segment| segment.offset == at) {
-            Some(segment) => segment.digest == crab_store::Digest::of(&buffer),
-            // A hole.
-            None => buffer.iter().all(|byte| *byte == 0),
-        };
-        if !same {
+    for segment in segments {
+        if !is_zero(file, at, segment.offset, &mut buffer)? {
+            return Ok(false);
+        }
+        buffer.resize(segment.len as usize, 0);
+        file.read_exact_at(&mut buffer, segment.offset)?;
+        if segment.digest != crab_store::Digest::of(&buffer) {
+            return Ok(false);
+        }
+        at = segment.offset + u64::from(segment.len);
+    }
+    is_zero(file, at, size, &mut buffer)
+}
+
+fn is_zero(file: &File, from: u64, to: u64, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    let mut at = from;
+    while at < to {
+        buffer.resize((to - at).min(CHUNK as u64) as usize, 0);
+        file.read_exact_at(buffer, at)?;
+        if buffer.iter().any(|byte| *byte != 0) {
             return Ok(false);
         }
         at += buffer.len() as u64;
     }
-    Ok(segments.next().is_none())
+    Ok(true)
 }

@@ -276,7 +276,7 @@ impl Copier<'_> {
             self.clones = false;
         }
         let runs = runs(file, size).map_err(CopyError::Read)?;
-        let held = chunk_bytes(&runs).min(size);
+        let held = chunk_bytes(&runs, size);
         if held <= self.left {
             self.left -= held;
             let mut held = Vec::new();

@@ -7,13 +7,14 @@
 
 use std::os::fd::BorrowedFd;
 
-use crab_store::{CHUNK, Digest, Segment};
+use crab_store::{CHUNK, Cutter, Digest, GAP, LARGE, Segment};
 use rustix::{
     fs::{SeekFrom, seek},
     io::{Errno, Result, pread},
 };
 
 const STEP: u64 = CHUNK as u64;
+const BLOCK: u64 = 4096;
 
 /// A run of bytes of a file that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,44 +56,42 @@ pub(crate) fn runs(fd: BorrowedFd<'_>, size: u64) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-/// What the chunks that these runs touch take in memory: up to 32 times the
-/// data, for a file that has a block here and there.
-pub(crate) fn chunk_bytes(runs: &[Run]) -> u64 {
-    let mut next = 0;
-    let mut count = 0;
-    for run in runs {
-        let first = (run.start / STEP).max(next);
-        next = run.end.div_ceil(STEP);
-        count += next.saturating_sub(first);
+/// What the chunks of the first `size` bytes take in memory at most: the data, and zeros
+/// between that do not end a piece.
+pub(crate) fn chunk_bytes(runs: &[Run], size: u64) -> u64 {
+    if size <= LARGE {
+        return size;
     }
-    count * STEP
+    let mut end = None;
+    let mut bytes = 0;
+    for run in runs {
+        let (from, to) = (
+            run.start - run.start % BLOCK,
+            run.end.next_multiple_of(BLOCK),
+        );
+        let from = match end {
+            Some(end) if from < end + GAP => end,
+            _ => from,
+        };
+        bytes += to.saturating_sub(from);
+        end = Some(to);
+    }
+    bytes.min(size)
 }
 
 /// Hands out the chunks of the first `size` bytes that hold anything but
-/// zeros: at multiples of [`CHUNK`], as [`crab_store::PackWriter::put_file`]
-/// cuts them, so that the same bytes give the same segments wherever the holes
-/// are. False if the file ends before.
+/// zeros, as [`crab_store::PackWriter::put_file`] cuts them. False if the file ends before.
 pub(crate) fn chunks(
     fd: BorrowedFd<'_>,
     size: u64,
     mut each: impl FnMut(u64, Vec<u8>),
 ) -> Result<bool> {
-    let mut from = 0;
-    while from < size {
-        let Some(data) = next_data(fd, from)?.filter(|at| *at < size) else {
-            break;
-        };
-        let offset = data - data % STEP;
-        let mut bytes = vec![0; (size - offset).min(STEP) as usize];
-        if !read_full(fd, &mut bytes, offset)? {
-            return Ok(false);
-        }
-        if bytes.iter().any(|byte| *byte != 0) {
-            each(offset, bytes);
-        }
-        from = offset + STEP;
+    let mut cutter = Cutter::new(&fd, size);
+    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    while let Some((offset, bytes)) = cutter.next().map_err(failed)? {
+        each(offset, bytes.to_vec());
     }
-    Ok(true)
+    Ok(!cutter.is_short())
 }
 
 /// Fills `buffer` from `offset`; false if the file ends before.
@@ -172,10 +171,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_counted_in_chunks() {
+    fn memory_is_counted_as_chunks_take_it() {
         let run = |start, end| Run { start, end };
-        assert_eq!(chunk_bytes(&[run(5, 9), run(20, STEP + 1)]), 2 * STEP);
-        assert_eq!(chunk_bytes(&[run(5, 9), run(7 * STEP, 8 * STEP)]), 2 * STEP);
+        let large = 100 * STEP;
+        assert_eq!(
+            chunk_bytes(&[run(5, 9), run(7 * STEP, 8 * STEP)], large),
+            BLOCK + STEP
+        );
+        assert_eq!(
+            chunk_bytes(&[run(5, 9), run(20, STEP + 1)], large),
+            STEP + BLOCK
+        );
+        // Too short a hole to be left out.
+        assert_eq!(
+            chunk_bytes(&[run(0, STEP), run(2 * STEP - BLOCK, 2 * STEP)], large),
+            2 * STEP
+        );
+        assert_eq!(chunk_bytes(&[run(5, 9)], STEP), STEP);
     }
 
     #[test]
