@@ -20,7 +20,8 @@ use crab_runtime::{
     overlay::OverlayMount,
 };
 use crab_store::{
-    Class, FileImage, Manifest, ObjectReader, SandboxId, SandboxWriter, Store, Tree, TurnId,
+    Class, Digest, FileImage, Manifest, ObjectReader, PackWriter, SandboxId, SandboxWriter, Store,
+    Tree, TurnId,
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
@@ -136,6 +137,13 @@ impl Bench {
         let mut pack = self.store.begin().unwrap();
         let captured = staged.persist(&mut pack).unwrap();
         let tree = pack.put_tree(&captured.tree).unwrap();
+        let reader = self.publish(pack, tree);
+        assert_eq!(reader.tree(tree).unwrap(), captured.tree);
+        (captured, reader)
+    }
+
+    /// Publishes a pack as the checkpoint of a turn.
+    pub(crate) fn publish(&self, mut pack: PackWriter, tree: Digest) -> ObjectReader {
         let turn = TurnId(self.turns.get());
         self.turns.set(turn.0 + 1);
         let manifest = Manifest {
@@ -157,9 +165,7 @@ impl Bench {
             bytes_raw: 0,
         };
         let manifest = pack.publish(manifest).unwrap();
-        let reader = self.store.store().reader(&manifest).unwrap();
-        assert_eq!(reader.tree(tree).unwrap(), captured.tree);
-        (captured, reader)
+        self.store.store().reader(&manifest).unwrap()
     }
 
     /// Builds a tree into a new directory beside the upper one.

@@ -2,6 +2,7 @@
 //! File images against real overlays and tmpfs mounts. Needs root.
 
 mod changes;
+mod disks;
 mod harness;
 mod hostile;
 mod in_use;
