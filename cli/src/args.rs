@@ -283,6 +283,46 @@ pub(crate) enum Command {
         #[arg(value_name = "S")]
         sandbox: String,
     },
+    /// Write a checkpoint into a file, for another host or another tool
+    ///
+    /// The file is an OCI image layout in a tar archive: the files as a layer, the
+    /// memory mounts as one each, the processes as CRIU's images, the way containerd
+    /// lays them out. `crab import` reads it, `ctr image import` and registries keep it,
+    /// and `checkpointctl show` and `inspect` tell what is in it. The image that the
+    /// container runs on is not: it has to be where the file is imported. The
+    /// memory of processes may hold secrets, and so may the file.
+    ///
+    /// It is there whole or not at all. The sandbox may be live or gone.
+    Export {
+        /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
+        /// name of a Docker container
+        #[arg(value_name = "S")]
+        sandbox: String,
+        /// The turn whose end it is; without it, the newest state that was saved
+        #[arg(long, value_name = "TURN")]
+        turn: Option<TurnName>,
+        /// The file
+        #[arg(short, long, value_name = "FILE")]
+        output: PathBuf,
+    },
+    /// Bring a checkpoint of another host into the store
+    ///
+    /// It becomes a sandbox of its own, that begins as a copy, with that one
+    /// checkpoint. Make a container of its id and from the same image for it; then
+    /// `crab restore` starts that from the checkpoint. Says whether the image is
+    /// here, by name and digest.
+    ///
+    /// Every byte is checked, and all of it is there or nothing. What a checkpoint
+    /// holds runs when it is restored: import what you would run.
+    Import {
+        /// What `crab export` has written
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// What it is called here: <namespace>/<id>, or an id in the namespace that
+        /// it had; without it, as it was called there
+        #[arg(long, value_name = "NAME")]
+        id: Option<String>,
+    },
     /// Give a turn a name, and keep its checkpoint
     ///
     /// `crab tag S 7 before-the-fix` names turn 7; wherever a turn is asked for,

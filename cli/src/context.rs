@@ -42,6 +42,12 @@ impl Context {
             .map_err(|error| CliError::store("cannot open the store", error.into()))
     }
 
+    /// The store, which is made where there is none.
+    pub(crate) fn create_store(&self) -> Result<Store, CliError> {
+        Store::create(&self.root)
+            .map_err(|error| CliError::store("cannot open the store", error.into()))
+    }
+
     /// The store; none on a host where Crab has not run yet.
     pub(crate) fn store_if_any(&self) -> Result<Option<Store>, CliError> {
         match Store::open(&self.root) {

@@ -2,15 +2,9 @@
 
 //! `crab fsck [S]`: is everything in the store as it was written?
 
-use std::{
-    collections::BTreeSet,
-    io::IsTerminal,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use crab_store::{Checked, Damage, Part, SandboxId, SandboxStore, Store, TurnId};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::{
@@ -19,10 +13,8 @@ use crate::{
     error::{CliError, StoreError},
     gc,
     output::{count, now_ms, size, visible},
+    progress::Bar,
 };
-
-/// What takes longer shows how far it is.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 struct Fsck {
@@ -150,47 +142,6 @@ impl Row {
         match &self.repaired {
             Some(repaired) => repaired.whole && repaired.lost_checkpoints.is_empty(),
             None => self.checked.as_ref().is_some_and(Checked::is_whole),
-        }
-    }
-}
-
-/// Shows on a terminal how far it is, once that takes long.
-struct Bar {
-    began: Instant,
-    shown: Option<ProgressBar>,
-    what: String,
-}
-
-impl Bar {
-    fn new(sandbox: &SandboxId) -> Self {
-        Self {
-            began: Instant::now(),
-            shown: None,
-            what: sandbox.to_string(),
-        }
-    }
-
-    fn at(&mut self, done: u64, total: u64) {
-        if self.began.elapsed() < PATIENCE || !std::io::stderr().is_terminal() {
-            return;
-        }
-        let bar = self.shown.get_or_insert_with(|| {
-            let bar = ProgressBar::new(total).with_message(self.what.clone());
-            let style = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}";
-            match ProgressStyle::with_template(style) {
-                Ok(style) => bar.with_style(style),
-                Err(_) => bar,
-            }
-        });
-        bar.set_length(total);
-        bar.set_position(done);
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.shown {
-            bar.finish_and_clear();
         }
     }
 }

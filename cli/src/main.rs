@@ -23,21 +23,26 @@ mod doctor;
 mod du;
 mod effects;
 mod error;
+mod export;
 mod fork;
 mod fsck;
 mod gc;
 mod history;
+mod image;
+mod import;
 mod interrupt;
 mod jobs;
 mod live;
 mod named;
 mod output;
+mod progress;
 mod ps;
 mod resolve;
 mod restore;
 mod rollback;
 mod show;
 mod starter;
+mod stoppable;
 mod tag;
 mod tree;
 mod turn;
@@ -127,6 +132,12 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                 return Ok((text, end(whole)));
             }
             Command::Tree { sandbox } => tree::run(&context()?, &sandbox)?,
+            Command::Export {
+                sandbox,
+                turn,
+                output,
+            } => export::run(&context()?, &sandbox, turn.as_ref(), &output).await?,
+            Command::Import { file, id } => import::run(&context()?, &file, id.as_deref()).await?,
             Command::Tag {
                 sandbox,
                 turn,

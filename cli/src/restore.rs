@@ -86,10 +86,17 @@ pub(crate) async fn run(
         Ok(pid) => pid,
         Err(why) => {
             let advice = match sandbox.cancel_restore() {
-                Ok(_) if starter.has_lost(&id).await => format!(
-                    "{} has no such container any more, and only one that it has can be started; the checkpoints are untouched",
-                    starter.name()
-                ),
+                Ok(_) if starter.has_lost(&id).await => match awaited(&sandbox) {
+                    Some(image) => format!(
+                        "it never had one: make a container {} for it first, from {image}, with the \
+                         options that it had",
+                        id.id()
+                    ),
+                    None => format!(
+                        "{} has no such container any more, and only one that it has can be started; the checkpoints are untouched",
+                        starter.name()
+                    ),
+                },
                 Ok(_) => "its checkpoints are untouched, the shim's log says more".to_owned(),
                 Err(error) => format!("and its next start would restore it, because of: {error}"),
             };
@@ -156,6 +163,13 @@ fn check(sandbox: &SandboxStore, manifest: &Manifest) -> Result<(), StoreError> 
         reader.process_image(processes.digest)?;
     }
     Ok(())
+}
+
+/// The image of a sandbox that no container has been made for yet.
+fn awaited(sandbox: &SandboxStore) -> Option<String> {
+    let meta = sandbox.meta().ok().flatten()?;
+    let image = meta.image.unwrap_or_else(|| "the same image".to_owned());
+    meta.bundle.is_empty().then_some(image)
 }
 
 /// Who made its container.

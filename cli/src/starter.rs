@@ -123,8 +123,8 @@ async fn containerd(
     ctr(&start).await.map(drop)
 }
 
-/// What it printed.
-async fn run(program: &str, args: &[&str]) -> Result<String, String> {
+/// What a program printed.
+pub(crate) async fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let child = Command::new(program)
         .args(args)
         .stdin(Stdio::null())

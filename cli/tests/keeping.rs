@@ -180,3 +180,48 @@ fn fsck_names_the_damage_and_what_it_costs_and_repairs_it() {
     assert!(error.contains("in use"), "{error}");
     drop(writer);
 }
+
+#[test]
+fn a_checkpoint_goes_from_host_to_host_as_a_file() {
+    let one = Host::with_history("default/demo");
+    let file = one.path("demo.tar").display().to_string();
+    let said = one
+        .crab(&["export", "demo", "--turn", "1", "-o", &file])
+        .ok();
+    assert!(
+        said.contains("turn 1 of default/demo (checkpoint 0"),
+        "{said}"
+    );
+    let json = one.crab(&["export", "demo", "-o", &file, "--json"]).json();
+    assert_eq!(json["checkpoint"], 2);
+    assert_eq!(json["bytes"], fs::metadata(&file).unwrap().len());
+
+    // A host on which Crab has not run yet.
+    let two = Host::new();
+    let said = two.crab(&["import", &file]).ok();
+    assert!(
+        said.starts_with("default/demo is as default/demo was at turn 2"),
+        "{said}"
+    );
+    assert!(said.contains("crab restore default/demo"), "{said}");
+    assert_eq!(two.crab(&["show", "demo", "0", "--json"]).json()["turn"], 0);
+    two.crab(&["fsck"]).ok();
+    let error = two.crab(&["import", &file]).error(4);
+    assert!(error.contains("--id"), "{error}");
+    let json = two
+        .crab(&["import", &file, "--id", "copy", "--json"])
+        .json();
+    assert_eq!(json["sandbox_id"], "default/copy");
+    assert_eq!(json["from"], "default/demo");
+    two.crab(&["import", &file, "--id", "a/../b"]).error(2);
+
+    fs::write(&file, "no archive").unwrap();
+    let error = two.crab(&["import", &file, "--id", "other"]).error(1);
+    assert!(error.contains("is no archive of a checkpoint"), "{error}");
+    two.crab(&["import", "/nowhere"]).error(1);
+    one.crab(&["export", "demo", "-o", "/dev/null"]).error(4);
+    one.crab(&["export", "demo", "--turn", "99", "-o", &file])
+        .error(3);
+    one.crab(&["export", "demo", "-o", "/nowhere/x"]).error(1);
+    assert_eq!(fs::read(&file).unwrap(), b"no archive");
+}

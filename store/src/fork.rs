@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// Its only turn.
-const START: TurnId = TurnId(0);
+pub(crate) const START: TurnId = TurnId(0);
 /// Between a sandbox's id and what tells its half made history from others. No id has it.
 const HALF_MADE: &str = "~fork.";
 
@@ -146,7 +146,7 @@ fn build(hidden: &SandboxStore, packs: &[PackId], fork: &Fork) -> Result<(), For
         checkpoint: fork.manifest.turn,
     };
     journal.append(JournalRecord::Fork(origin), Durability::Lazy)?;
-    let start = start(&manifest, fork);
+    let start = start(&manifest, fork.parent.id(), fork.turn, fork.now_ms);
     journal.append(JournalRecord::Turn(start), Durability::Synced)?;
     hidden.write_meta(&meta(fork)?)?;
     hidden.request_restore(RestoreRequest {
@@ -206,17 +206,23 @@ fn of_copy(id: &SandboxId, fork: &Fork) -> Manifest {
     }
 }
 
-fn start(manifest: &Manifest, fork: &Fork) -> TurnRecord {
+/// The record of its only turn.
+pub(crate) fn start(
+    manifest: &Manifest,
+    parent: &SandboxId,
+    turn: TurnId,
+    at_ms: u64,
+) -> TurnRecord {
     TurnRecord {
         turn: START,
         trigger: Trigger::Fork,
         command: String::new(),
         meta: Default::default(),
-        began_ms: fork.now_ms,
-        ended_ms: fork.now_ms,
+        began_ms: at_ms,
+        ended_ms: at_ms,
         exit: None,
         class: manifest.class,
-        reason: format!("a copy of {} at turn {}", fork.parent.id(), fork.turn),
+        reason: format!("a copy of {parent} at turn {turn}"),
         unobserved: None,
         checkpoint: Some(START),
         degraded: manifest.degraded.clone(),

@@ -37,6 +37,7 @@
 //! them back is the runtime wrapper's part.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod check;
 mod chunk;
 mod class;
@@ -47,9 +48,11 @@ mod durable;
 mod effects;
 mod envelope;
 mod error;
+mod export;
 mod fork;
 mod id;
 mod image;
+mod import;
 mod journal;
 mod layers;
 mod lineage;
@@ -76,6 +79,7 @@ mod tree;
 mod usage;
 mod writer;
 
+pub use archive::{ArchiveError, write_archive};
 pub use check::{Checked, Damage, Part};
 pub use chunk::{CHUNK, Content};
 pub use class::Class;
@@ -87,9 +91,11 @@ pub use effects::{
     TurnEffects,
 };
 pub use error::{Around, FileError, OpenError, ReadError, WriteError};
+pub use export::{ExportError, Exported, Exporting, ImageName, Progress};
 pub use fork::{Fork, ForkError, UPPER};
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};
+pub use import::{Archive, ImportError, Imported};
 pub use journal::{Durability, Journal};
 pub use layers::ImageLayers;
 pub use lineage::removed;

@@ -261,6 +261,25 @@ impl SandboxStore {
         }
     }
 
+    /// Whether anything of a history is there, other than a beginning that was never published.
+    pub(crate) fn is_begun(&self) -> bool {
+        let is_begun = |journal: Journal| {
+            let beginning = matches!(journal.records.first(), None | Some(JournalRecord::Fork(_)));
+            !beginning || journal.records.len() > 2 || journal.damaged > 0
+        };
+        !self.checkpoints().is_ok_and(|it| it.is_empty()) || self.journal().map_or(true, is_begun)
+    }
+
+    /// That there is no checkpoint at all.
+    pub(crate) fn no_checkpoint(&self) -> ReadError {
+        ReadError::NoCheckpoint {
+            sandbox: self.id.clone(),
+            turn: TurnId(0),
+            why: "it has none".to_owned(),
+            left: Box::default(),
+        }
+    }
+
     /// The number for the next turn: never one that was used before.
     pub fn next_turn(&self) -> Result<TurnId, ReadError> {
         let newest = newest(&self.journal()?, &self.checkpoints()?);

@@ -260,6 +260,11 @@ pub struct SandboxWriter {
 }
 
 impl SandboxWriter {
+    /// Removes the sandbox's whole history, and ends.
+    pub(crate) fn remove(self) -> Result<(), FileError> {
+        clear(self.store())
+    }
+
     pub(crate) fn open(store: SandboxStore) -> Result<Self, OpenError> {
         let lock = lock(&store)?;
         for dir in [store.manifests_dir(), store.packs_dir()] {
@@ -388,13 +393,17 @@ fn remove_unpublished(store: &SandboxStore) -> Result<BTreeSet<PackId>, OpenErro
 /// Removes a sandbox's whole history, if nobody writes to it.
 pub(crate) fn remove(store: &SandboxStore) -> Result<(), OpenError> {
     let _lock = lock(store)?;
+    Ok(clear(store)?)
+}
+
+/// Whoever calls has the lock.
+fn clear(store: &SandboxStore) -> Result<(), FileError> {
     // First out of sight in one step, so that no half of it is ever seen.
     let mut hidden = store.dir().as_os_str().to_owned();
     hidden.push(format!("~{}", std::process::id()));
     let hidden = Path::new(&hidden);
     std::fs::rename(store.dir(), hidden).map_err(FileError::of("remove", store.dir()))?;
-    std::fs::remove_dir_all(hidden).map_err(FileError::of("remove", hidden))?;
-    Ok(())
+    std::fs::remove_dir_all(hidden).map_err(FileError::of("remove", hidden))
 }
 
 /// Gives a sandbox's history another name, if nobody writes to it.

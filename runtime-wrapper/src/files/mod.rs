@@ -60,7 +60,7 @@ pub use remove::remove_tree;
 pub use restore::{Durability, RestoreError, build};
 pub use scan::{OpenError, Scan, Scanner};
 pub use shape::Sort;
-pub use tmpfs_tar::{TarError, write_tmpfs_archive};
+pub use tmpfs_tar::write_tmpfs_archive;
 pub use walk::WalkError;
 
 /// A digest of all that a tree says. Contents are cut the same way wherever
