@@ -40,7 +40,7 @@ use super::{
     scan::Scanner,
     shape::{Kind, Shape, entry_of_lower, read_link},
     walk::{WalkError, shown},
-    xattr::{self, Rules},
+    xattr::{self, Rules, Xattrs},
 };
 
 /// What has to be done, in this order.
@@ -182,13 +182,13 @@ impl Plan {
                 directories.insert(dir, entry);
             }
         }
-        // In the merged view its attributes have other names.
-        let mut each = directories.values();
-        if let Some(entry) = each.find(|entry| rules.is_escaped(&entry.xattrs)) {
-            return Err(PlanError::Unsuitable {
-                path: shown(&entry.path),
-                why: "it is part of a nested overlay",
-            });
+        for entry in directories.values() {
+            if let Some(why) = other_in_view(rules, &entry.xattrs) {
+                return Err(PlanError::Unsuitable {
+                    path: shown(&entry.path),
+                    why,
+                });
+            }
         }
         plan.removals.sort_unstable_by(|a, b| b.0.cmp(&a.0));
         // The others are in the order of their paths already.
@@ -256,7 +256,9 @@ impl Plan {
             let odd = match shape.kind {
                 Kind::Link(_) => Some("it has several names"),
                 Kind::Mount { .. } => Some("something is mounted on it"),
-                _ if rules.is_escaped(shape.xattrs) => Some("it is part of a nested overlay"),
+                _ if other_in_view(rules, shape.xattrs).is_some() => {
+                    other_in_view(rules, shape.xattrs)
+                }
                 Kind::Dir if rules.is_redirected(shape.xattrs) => Some("it was renamed"),
                 Kind::Dir => None,
                 _ if rules.steers_merge(shape.xattrs) => Some("its data is elsewhere"),
@@ -411,6 +413,18 @@ impl Plan {
             nodes.push((path.clone(), node));
         }
         Ok(Renewed(nodes))
+    }
+}
+
+/// Why attributes cannot be set through the merged view, where they have other names or are no
+/// attributes.
+fn other_in_view(rules: Rules, xattrs: &Xattrs) -> Option<&'static str> {
+    if rules.is_escaped(xattrs) {
+        Some("it is part of a nested overlay")
+    } else if rules.is_protected(xattrs) {
+        Some("it is immutable or append-only")
+    } else {
+        None
     }
 }
 

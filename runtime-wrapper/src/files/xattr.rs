@@ -111,6 +111,11 @@ impl Rules {
         })
     }
 
+    /// Whether it is immutable or append-only in the merged view.
+    pub(crate) fn is_protected(self, xattrs: &Xattrs) -> bool {
+        self.has(xattrs, b"protattr", |_| true)
+    }
+
     /// Whether an entry stands for more, or other, than its own inode says.
     pub(crate) fn steers_merge(self, xattrs: &Xattrs) -> bool {
         MEANING.iter().any(|name| self.has(xattrs, name, |_| true))

@@ -198,6 +198,9 @@ fn a_root_in_use_goes_back_exactly() {
 const NESTED: &str = "mkdir home/nested; \
     python3 -c 'import os; os.setxattr(\"home/nested\", \"trusted.overlay.opaque\", b\"y\")'";
 
+/// An overlay notes in an attribute that it is immutable.
+const PROTECTED: &str = "mkdir home/kept; chattr +i home/kept";
+
 #[test]
 fn the_time_of_a_directory_comes_back_where_the_root_was_exchanged_since() {
     if skipped() {
@@ -380,6 +383,12 @@ fn what_the_merged_view_cannot_be_told_is_refused_and_nothing_is_touched() {
         ),
         (NESTED, "rmdir home/nested"),
         ("true", NESTED),
+        // What keeps it from being changed is no attribute in the merged view.
+        (
+            PROTECTED,
+            "chattr -i home/kept; rmdir home/kept; ln -s x home/kept",
+        ),
+        ("true", PROTECTED),
     ];
     for (first, second) in turns {
         let bench = Bench::new(image);
