@@ -15,7 +15,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::{digest::Digest, durable, error::ReadError};
+use crate::{digest::Digest, durable, error::ReadError, version};
 
 /// Largest file of this kind.
 const MAX_SIZE: u64 = 64 << 20;
@@ -64,13 +64,7 @@ impl Envelope {
         if outer.magic != self.magic {
             return Err(damaged(format!("it is no {}", self.magic)));
         }
-        if outer.version > self.version {
-            return Err(ReadError::NewerFormat {
-                path: path.to_owned(),
-                found: outer.version,
-                known: self.version,
-            });
-        }
+        version::check(path, outer.version, self.version)?;
         if Digest::of(outer.body.get().as_bytes()) != outer.blake3 {
             return Err(damaged("its checksum is wrong".to_owned()));
         }
@@ -153,11 +147,11 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_refused_whatever_its_body() {
-        let bytes = br#"{"magic":"crab-test","version":3,"blake3":"0000000000000000000000000000000000000000000000000000000000000000","body":"?"}"#;
+        let bytes = br#"{"magic":"crab-test","version":4,"blake3":"0000000000000000000000000000000000000000000000000000000000000000","body":"?"}"#;
         assert!(matches!(
             open(bytes),
             Err(ReadError::NewerFormat {
-                found: 3,
+                found: 4,
                 known: 2,
                 ..
             })

@@ -22,6 +22,7 @@ use crate::{
     durable,
     error::{FileError, ReadError, WriteError},
     record::JournalRecord,
+    version,
 };
 
 const MAGIC: &[u8; 8] = b"CRABJRNL";
@@ -102,13 +103,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(Journal, usize), ReadError> {
         return Err(damaged("it is no journal"));
     };
     let version = u32::from_le_bytes(*version);
-    if version > VERSION {
-        return Err(ReadError::NewerFormat {
-            path: path.to_owned(),
-            found: version,
-            known: VERSION,
-        });
-    }
+    version::check(path, version, VERSION)?;
     let mut journal = Journal::default();
     let mut end = HEADER_LEN;
     let mut at = HEADER_LEN;

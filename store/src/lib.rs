@@ -77,6 +77,7 @@ mod tags;
 mod text;
 mod tree;
 mod usage;
+mod version;
 mod writer;
 
 pub use archive::{ArchiveError, write_archive};

@@ -22,6 +22,7 @@ use crate::{
     digest::Digest,
     error::{FileError, ReadError},
     id::PackId,
+    version,
 };
 
 const MAGIC: &[u8; 8] = b"CRABPACK";
@@ -126,13 +127,7 @@ pub(crate) fn read_index(path: &Path) -> Result<Vec<(Digest, Location)>, ReadErr
         return Err(damaged("it is no pack"));
     }
     let version = take(&mut fields).map_or(0, u32::from_le_bytes);
-    if version > VERSION {
-        return Err(ReadError::NewerFormat {
-            path: path.to_owned(),
-            found: version,
-            known: VERSION,
-        });
-    }
+    version::check(path, version, VERSION)?;
 
     let footer = read(len - FOOTER_LEN as u64, FOOTER_LEN)?;
     let mut fields = footer.as_slice();

@@ -15,6 +15,7 @@ use crate::{
     error::{FileError, OpenError},
     id::SandboxId,
     sandbox::SandboxStore,
+    version,
     writer::{self, SandboxWriter},
 };
 
@@ -153,17 +154,21 @@ fn check_format(root: &Path) -> Result<bool, OpenError> {
     let Some(bytes) = durable::read(&path, 4096)? else {
         return Ok(false);
     };
-    let version = str::from_utf8(&bytes)
+    let found = str::from_utf8(&bytes)
         .ok()
         .and_then(|text| text.strip_prefix(FORMAT_MAGIC))
         .and_then(|text| text.trim_end().parse::<u32>().ok());
-    match version {
-        Some(found) if found > FORMAT_VERSION => Err(OpenError::NewerFormat {
+    match found {
+        Some(found) if found > FORMAT_VERSION && version::is_one(found) => Err(OpenError::NewerFormat {
             path,
             found,
             known: FORMAT_VERSION,
         }),
-        Some(1..) => Ok(true),
-        _ => Err(OpenError::NotAStore(root.to_owned())),
+        Some(1..=FORMAT_VERSION) => Ok(true),
+        Some(_) => Err(OpenError::FormatChanged {
+            path,
+            written: format!("{FORMAT_MAGIC}{FORMAT_VERSION}"),
+        }),
+        None => Err(OpenError::NotAStore(root.to_owned())),
     }
 }
