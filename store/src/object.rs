@@ -91,7 +91,13 @@ pub(crate) fn decode<T: Value>(
             }
             let mut whole = Vec::with_capacity(total as usize);
             for part in parts {
-                whole.extend_from_slice(&get(part.digest)?);
+                let bytes = get(part.digest)?;
+                // Or it could be of any size, however small it says that it is.
+                if bytes.len() != part.len as usize {
+                    let why = format!("a part of {} bytes has {}", part.len, bytes.len());
+                    return Err(malformed(why));
+                }
+                whole.extend_from_slice(&bytes);
             }
             from(&whole)?
         }
