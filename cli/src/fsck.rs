@@ -101,10 +101,12 @@ pub(crate) fn run(
             }
         }
     }
+    // What is damaged is not to be hidden by what could not be looked at.
+    let is_damaged = |row: &Row| row.checked.is_some() && !row.is_well();
     let end = match () {
+        () if rows.iter().any(is_damaged) => End::Damaged,
         () if rows.iter().any(|row| row.failed.is_some()) => End::Failed,
-        () if rows.iter().all(Row::is_well) => End::Whole,
-        () => End::Damaged,
+        () => End::Whole,
     };
     let fsck = Fsck {
         whole: matches!(end, End::Whole),
