@@ -169,6 +169,10 @@ impl StoreError {
                 OpenError::Locked(_) => (Code::Refused, "try again when its shim has ended"),
                 OpenError::NoSpace(_) => (Code::Failed, NO_SPACE),
                 OpenError::File(error) => return file(error),
+                OpenError::Read(ReadError::Wanted(_)) => (
+                    Code::Refused,
+                    "try again when it has ended; what was done so far is done",
+                ),
                 OpenError::Read(_) => (Code::Failed, "see the store's directory"),
             },
             Self::Read(error) => match error {
@@ -179,6 +183,7 @@ impl StoreError {
                 ReadError::NoCheckpoint { sandbox, .. } => return (Code::NotFound, list(sandbox)),
                 ReadError::NewerFormat { .. } => (Code::Failed, NEWER),
                 ReadError::File(error) => return file(error),
+                ReadError::Wanted(_) => (Code::Refused, "try again when it has ended"),
                 ReadError::Damaged { .. }
                 | ReadError::NoPack { .. }
                 | ReadError::NoObject(_)

@@ -95,15 +95,20 @@ pub(crate) fn all(store: &Store) -> Result<Vec<SandboxStore>, CliError> {
     .collect()
 }
 
-/// What is kept of a sandbox: as the user says, else it itself, else the host.
+/// What is kept of a sandbox: as the user says, else the less of what it itself and the host
+/// keep. The host may have become stricter since it began.
 fn limits(context: &Context, sandbox: &SandboxStore, said: &Said) -> Limits {
     let host = &context.config.retention;
     let own = sandbox.meta().ok().flatten().map(|meta| meta.limits);
-    let own = own.unwrap_or_default();
+    let kept = own.unwrap_or_default().stricter(Limits {
+        count: host.count(),
+        age_ms: host.age_ms(),
+        bytes: host.bytes(),
+    });
     Limits {
-        count: said.limits.count.or(own.count).or(host.count()),
-        age_ms: said.limits.age_ms.or(own.age_ms).or(host.age_ms()),
-        bytes: said.limits.bytes.or(own.bytes).or(host.bytes()),
+        count: said.limits.count.or(kept.count),
+        age_ms: said.limits.age_ms.or(kept.age_ms),
+        bytes: said.limits.bytes.or(kept.bytes),
     }
 }
 
@@ -119,6 +124,7 @@ async fn collect(
     let wanted = Wanted {
         limits,
         now_ms: now_ms(),
+        yields: true,
         ..Wanted::default()
     };
     if said.dry_run {

@@ -153,11 +153,11 @@ fn begin(
             );
         }
         if request.is_none() && belongs_to_another(&sandbox, &upper) {
-            let kept = store.retire(&container.id)?;
+            let kept = store.retire_within(&container.id, LOCKED)?;
             tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
         }
     }
-    // A removal in the history of a sandbox that was gone (`crab gc`) is soon over.
+    // A removal in the history of a sandbox that was gone (`crab gc`), or a repair, ends early.
     let writer = store.writer_within(&container.id, LOCKED)?;
     writer.set_meta(&meta(container, &overlay, mounts))?;
     let began = writer.store().journal()?.records.into_iter().next();

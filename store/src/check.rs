@@ -130,7 +130,7 @@ pub(crate) struct Look {
 impl SandboxStore {
     /// Looks at everything. `progress` is told so many bytes of so many.
     pub fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Checked, ReadError> {
-        let look = Look::at(self, progress)?;
+        let look = Look::at(self, false, progress)?;
         match look.newer {
             Some(newer) => Err(newer),
             None => Ok(look.checked),
@@ -139,8 +139,10 @@ impl SandboxStore {
 }
 
 impl Look {
+    /// Looks at everything; with `yields`, for no longer than nobody waits for the writer.
     pub(crate) fn at(
         store: &SandboxStore,
+        yields: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ReadError> {
         let _reading = locks::reading(store)?;
@@ -166,7 +168,7 @@ impl Look {
         look.small::<SandboxMeta>(store, Part::Meta, META_FILE, &META);
         // Before the packs: whatever these name is written to its end.
         look.manifests(store)?;
-        look.packs(store, progress)?;
+        look.packs(store, yields, progress)?;
         look.journal(store)?;
         look.checkpoints(store);
         look.promises(store)?;
@@ -248,6 +250,7 @@ impl Look {
     fn packs(
         &mut self,
         store: &SandboxStore,
+        yields: bool,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), ReadError> {
         let named = self.named();
@@ -258,6 +261,9 @@ impl Look {
             .sum();
         let mut done = 0;
         for pack in &there {
+            if yields && locks::is_wanted(store)? {
+                return Err(ReadError::Wanted(store.id().clone()));
+            }
             let path = store.pack_path(*pack);
             let len = length(&path);
             match pack::read_index(&path) {

@@ -29,7 +29,8 @@ use std::{
     fs::{self, File},
     os::unix::fs::MetadataExt,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use crab_fault::Point;
@@ -50,7 +51,7 @@ use crate::{
     record::{JournalRecord, RemovedRecord},
     retention::{self, Candidate, Limits},
     sandbox::SandboxStore,
-    writer::{Collecting, SandboxWriter, packs},
+    writer::{Collecting, Publishing, SandboxWriter, packs},
 };
 
 /// A pack of which so many parts of a hundred are dead is replaced.
@@ -72,6 +73,8 @@ pub struct Wanted<'a> {
     pub in_use: BTreeSet<TurnId>,
     /// Set when it is to end early: nothing is left half done.
     pub stop: Option<&'a AtomicBool>,
+    /// Ends early, too, where a container is about to begin, which needs the writer.
+    pub yields: bool,
 }
 
 /// What was removed, or would be.
@@ -117,11 +120,12 @@ impl From<FileError> for CollectError {
 }
 
 impl Wanted<'_> {
-    fn go_on(&self) -> Result<(), CollectError> {
-        match self.stop {
-            Some(stop) if stop.load(Ordering::Relaxed) => Err(CollectError::Stopped),
-            _ => Ok(()),
+    fn go_on(&self, store: &SandboxStore) -> Result<(), CollectError> {
+        let told = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        if told || self.yields && locks::is_wanted(store)? {
+            return Err(CollectError::Stopped);
         }
+        Ok(())
     }
 }
 
@@ -146,6 +150,8 @@ struct Sweep {
 impl SandboxStore {
     /// What [`SandboxWriter::collect`] would do. Changes nothing.
     pub fn would_collect(&self, wanted: &Wanted<'_>) -> Result<Collected, CollectError> {
+        // Or what is looked at might go meanwhile.
+        let _reading = locks::reading(self)?;
         let choice = choose(self, wanted)?;
         let packs = packs(self)?.into_iter();
         // One that cannot be read is no pack that is published, or is left alone.
@@ -193,7 +199,7 @@ impl SandboxWriter {
         };
         remove_dead(store, &collecting, &sweep, &mut done)?;
         for (pack, len, _) in &sweep.replace {
-            wanted.go_on()?;
+            wanted.go_on(store)?;
             replace(
                 store,
                 &collecting,
@@ -359,7 +365,7 @@ fn too_many_bytes(
     may.sort_by_key(|manifest| std::cmp::Reverse(manifest.turn));
     let mut over = Vec::new();
     for manifest in may {
-        wanted.go_on()?;
+        wanted.go_on(store)?;
         if over.is_empty() {
             taken += marks.mark(manifest).map_err(CollectError::Damaged)?.total();
         }
@@ -380,7 +386,7 @@ fn sweep(
     let named = packs_of(&choice.kept);
     let mut marks = Marks::new(store)?;
     for manifest in &choice.kept {
-        wanted.go_on()?;
+        wanted.go_on(store)?;
         marks.mark(manifest).map_err(CollectError::Damaged)?;
     }
     let mut sweep = Sweep {
@@ -419,15 +425,34 @@ fn sweep(
 }
 
 /// The right to change packs; nothing, and a reason, if somebody reads for too long.
-fn without_readers(
+fn without_readers<'a>(
     store: &SandboxStore,
+    collecting: &'a Collecting<'_>,
     done: &mut Collected,
-) -> Result<Option<locks::Held>, CollectError> {
-    let held = locks::sweeping_within(store, PATIENCE, PAUSE)?;
-    if held.is_none() {
-        done.postponed = Some("a checkpoint is being read".to_owned());
+) -> Result<Option<Alone<'a>>, CollectError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // First who publishes, which may take long: meanwhile everybody can read.
+        let publishing = collecting.publishing();
+        if let Some(readers) = locks::sweeping(store)? {
+            return Ok(Some(Alone {
+                _readers: readers,
+                publishing,
+            }));
+        }
+        drop(publishing);
+        if Instant::now() > until {
+            done.postponed = Some("a checkpoint is being read".to_owned());
+            return Ok(None);
+        }
+        sleep(PAUSE);
     }
-    Ok(held)
+}
+
+/// That nobody reads and nobody publishes.
+struct Alone<'a> {
+    _readers: locks::Held,
+    publishing: Publishing<'a>,
 }
 
 fn remove_dead(
@@ -439,7 +464,7 @@ fn remove_dead(
     if sweep.dead.is_empty() {
         return Ok(());
     }
-    let Some(alone) = without_readers(store, done)? else {
+    let Some(alone) = without_readers(store, collecting, done)? else {
         return Ok(());
     };
     for (pack, len) in &sweep.dead {
@@ -449,7 +474,9 @@ fn remove_dead(
             continue;
         };
         let goes: Vec<Digest> = objects.into_iter().map(|(digest, _)| digest).collect();
-        let removed = collecting.replace(*pack, &goes, &[], || durable::remove(&path))?;
+        let removed = collecting.replace(&alone.publishing, *pack, &goes, &[], || {
+            durable::remove(&path)
+        })?;
         if removed {
             crab_fault::at(Point::PackRemoved);
             done.packs_removed += 1;
@@ -486,10 +513,10 @@ fn replace(
         copied => copied?,
     };
     crab_fault::at(Point::PackCopied);
-    let Some(alone) = without_readers(store, done)? else {
+    let Some(alone) = without_readers(store, collecting, done)? else {
         return Ok(());
     };
-    let replaced = collecting.replace(pack, &goes, copy.objects(), || {
+    let replaced = collecting.replace(&alone.publishing, pack, &goes, copy.objects(), || {
         fs::rename(&temporary.0, &path).map_err(FileError::of("publish", &path))?;
         crab_fault::at(Point::PackReplaced);
         Ok(())
@@ -528,7 +555,7 @@ fn copy(
     let from = File::open(&path).map_err(FileError::of("open", &path))?;
     let mut copy = PackFile::create(to.0.clone())?;
     for (digest, location) in stays {
-        wanted.go_on()?;
+        wanted.go_on(store)?;
         let stored = pack::read_stored(&from, &path, *digest, *location)?;
         pack::unpack(stored.clone(), &path, *digest, *location).map_err(CollectError::Damaged)?;
         copy.append(*digest, location.raw_len, location.flags, &stored)?;

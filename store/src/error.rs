@@ -134,6 +134,9 @@ pub enum ReadError {
         /// What there is around it. In a box, because errors are to be small.
         left: Box<Around>,
     },
+    /// Who looked ended early, because somebody needs the writer.
+    #[error("a container of {0} is about to begin")]
+    Wanted(SandboxId),
     /// A file is not what was written.
     #[error("{} is damaged: {why}", path.display())]
     Damaged {

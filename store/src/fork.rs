@@ -20,6 +20,7 @@ use std::{
     fs,
     io::{self, ErrorKind},
     path::PathBuf,
+    time::Duration,
 };
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -42,6 +43,8 @@ use crate::{
 pub(crate) const START: TurnId = TurnId(0);
 /// Between a sandbox's id and what tells its half made history from others. No id has it.
 const HALF_MADE: &str = "~fork.";
+/// For how long whoever else writes to an earlier history of that name is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A copy that is to be made.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +90,7 @@ impl Store {
         let (packs, hidden) = (&fork.manifest.packs, self.half_made(id)?);
         let built = build(&hidden, packs, fork).and_then(|()| {
             if target.dir().exists() {
-                self.retire(id)?;
+                self.retire_within(id, PATIENCE)?;
             }
             let (from, to) = (hidden.dir(), target.dir());
             renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 //! Who may do what beside whom. Beside the lock of the one writer (writer.rs), which a
-//! live sandbox's shim holds all its life, a sandbox has two for short:
+//! live sandbox's shim holds all its life, a sandbox has three for short:
 //!
 //! | lock | shared | exclusive |
 //! | --- | --- | --- |
 //! | on `manifests/` | - | who removes checkpoints, who makes one irremovable (a tag, a wish to be restored) |
+//! | on the sandbox's directory | who waits for the writer: a container that is about to begin | who removes or repairs there meanwhile, for a look whether he should end |
 //! | on `packs/` | who reads a checkpoint's objects | who removes or replaces packs |
 //!
 //! They are `flock`s of directories that are there anyway, so that a reader changes
@@ -34,6 +35,18 @@ fn take(dir: &Path, how: FlockOperation) -> Result<Option<Held>, FileError> {
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(FileError::of("lock", dir)(error.into())),
     }
+}
+
+/// Tells whoever has the writer, and could do it another time, that somebody waits for it.
+pub(crate) fn wanted(store: &SandboxStore) -> Result<Held, FileError> {
+    let held = take(store.dir(), FlockOperation::LockShared)?;
+    Ok(held.unwrap_or(Held(None)))
+}
+
+/// Whether somebody waits for the writer, who should not have to wait for long.
+pub(crate) fn is_wanted(store: &SandboxStore) -> Result<bool, FileError> {
+    let alone = take(store.dir(), FlockOperation::NonBlockingLockExclusive)?;
+    Ok(alone.is_none())
 }
 
 /// Waits until it is certain that no checkpoint is removed meanwhile.

@@ -62,7 +62,8 @@ pub struct Repaired {
 }
 
 impl Store {
-    /// Puts a sandbox's history right, if nobody writes to it.
+    /// Puts a sandbox's history right, if nobody writes to it. It ends early where a container is
+    /// about to begin, and the next one goes on with it.
     pub fn repair(
         &self,
         sandbox: &SandboxStore,
@@ -107,7 +108,7 @@ impl Store {
 }
 
 fn look(store: &SandboxStore, progress: &mut dyn FnMut(u64, u64)) -> Result<Look, ReadError> {
-    let look = Look::at(store, progress)?;
+    let look = Look::at(store, true, progress)?;
     match look.newer {
         // What a later version wrote is not this one's to judge.
         Some(newer) => Err(newer),

@@ -29,6 +29,16 @@ impl Limits {
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
+
+    /// The stricter of two, one by one.
+    pub fn stricter(self, other: Self) -> Self {
+        let least = |a: Option<u64>, b| a.into_iter().chain(b).min();
+        Self {
+            count: least(self.count, other.count),
+            age_ms: least(self.age_ms, other.age_ms),
+            bytes: least(self.bytes, other.bytes),
+        }
+    }
 }
 
 /// What is known of a checkpoint.
@@ -89,6 +99,23 @@ fn period(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_two_limits_the_stricter_holds() {
+        let limits = |count, bytes| Limits {
+            count,
+            age_ms: None,
+            bytes,
+        };
+        let own = limits(Some(9), None);
+        let host = limits(Some(5), Some(100));
+        assert_eq!(own.stricter(host), host);
+        assert_eq!(
+            limits(Some(2), None).stricter(host),
+            limits(Some(2), Some(100))
+        );
+        assert!(Limits::default().stricter(Limits::default()).is_none());
+    }
 
     fn gone(limits: Limits, stay: &[u64], now_ms: u64) -> Vec<u64> {
         let candidates: Vec<Candidate> = (0..6)

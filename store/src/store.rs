@@ -14,6 +14,7 @@ use crate::{
     durable,
     error::{FileError, OpenError},
     id::SandboxId,
+    locks,
     sandbox::SandboxStore,
     version,
     writer::{self, SandboxWriter},
@@ -127,19 +128,41 @@ impl Store {
         id: &SandboxId,
         patience: Duration,
     ) -> Result<SandboxWriter, OpenError> {
+        self.within(id, patience, || self.writer(id))
+    }
+
+    /// Tries until nobody else writes to it, or patience ends. A removal or a repair that is
+    /// under way there ends early.
+    fn within<T>(
+        &self,
+        id: &SandboxId,
+        patience: Duration,
+        open: impl Fn() -> Result<T, OpenError>,
+    ) -> Result<T, OpenError> {
         let began = Instant::now();
+        let mut waiting = None;
         loop {
-            match self.writer(id) {
-                Err(OpenError::Locked(_)) if began.elapsed() < patience => sleep(PAUSE),
+            match open() {
+                Err(OpenError::Locked(_)) if began.elapsed() < patience => {}
                 opened => return opened,
             }
+            if waiting.is_none() {
+                waiting = Some(locks::wanted(&self.at(id))?);
+            }
+            sleep(PAUSE);
         }
     }
 
     /// Keeps a sandbox's history under a name of its own (`<id>.<when>`), so that
-    /// another sandbox can have the name. Tells which.
-    pub fn retire(&self, id: &SandboxId) -> Result<SandboxId, OpenError> {
-        writer::retire(&self.sandbox(id)?, |retired| self.at(retired))
+    /// another sandbox can have the name. Tells which. Waits so long if somebody writes to it.
+    pub fn retire_within(
+        &self,
+        id: &SandboxId,
+        patience: Duration,
+    ) -> Result<SandboxId, OpenError> {
+        self.within(id, patience, || {
+            writer::retire(&self.sandbox(id)?, |retired| self.at(retired))
+        })
     }
 
     /// Removes a sandbox's history, if nobody writes to it.
@@ -159,11 +182,13 @@ fn check_format(root: &Path) -> Result<bool, OpenError> {
         .and_then(|text| text.strip_prefix(FORMAT_MAGIC))
         .and_then(|text| text.trim_end().parse::<u32>().ok());
     match found {
-        Some(found) if found > FORMAT_VERSION && version::is_one(found) => Err(OpenError::NewerFormat {
-            path,
-            found,
-            known: FORMAT_VERSION,
-        }),
+        Some(found) if found > FORMAT_VERSION && version::is_one(found) => {
+            Err(OpenError::NewerFormat {
+                path,
+                found,
+                known: FORMAT_VERSION,
+            })
+        }
         Some(1..=FORMAT_VERSION) => Ok(true),
         Some(_) => Err(OpenError::FormatChanged {
             path,

@@ -10,6 +10,7 @@ use crate::{
     collect::{CollectError, Wanted},
     error::ReadError,
     id::{SandboxId, TurnId},
+    locks,
     mark::{self, Marks},
     sandbox::SandboxStore,
 };
@@ -49,6 +50,8 @@ pub struct CheckpointUsage {
 impl SandboxStore {
     /// What the sandbox takes of the disk.
     pub fn usage(&self) -> Result<Usage, CollectError> {
+        // Or what is looked at might go meanwhile.
+        let _reading = locks::reading(self)?;
         let manifests = self.manifests()?.into_iter();
         let manifests: Result<Vec<_>, ReadError> = manifests.map(|(_, m)| m).collect();
         let manifests = manifests.map_err(CollectError::Damaged)?;

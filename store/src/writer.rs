@@ -113,18 +113,25 @@ impl Drop for Collecting<'_> {
     }
 }
 
+/// That nobody publishes: whoever does reads from packs by the index.
+pub(crate) struct Publishing<'a>(#[expect(dead_code, reason = "it is held")] MutexGuard<'a, bool>);
+
 impl Collecting<'_> {
+    /// Waits for a publication that is under way, and keeps others from beginning.
+    pub(crate) fn publishing(&self) -> Publishing<'_> {
+        Publishing(held(&self.shared.publishing))
+    }
+
     /// Has a pack replaced by `change`, after which it holds `now`, unless a checkpoint in
     /// the making leans on something that would go. Whether it was done.
     pub(crate) fn replace(
         &self,
+        _publishing: &Publishing<'_>,
         pack: PackId,
         goes: &[Digest],
         now: &[(Digest, Location)],
         change: impl FnOnce() -> Result<(), FileError>,
     ) -> Result<bool, FileError> {
-        // Whoever publishes reads from packs by the index.
-        let _publishing = held(&self.shared.publishing);
         let mut objects = held(&self.shared.objects);
         if goes.iter().any(|digest| objects.is_borrowed(digest)) {
             return Ok(false);

@@ -9,6 +9,8 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
 };
 
+use std::time::Duration;
+
 use crab_store::*;
 use support::*;
 
@@ -301,9 +303,12 @@ fn a_retired_history_makes_room_and_stays_readable() {
         let writer = store.writer(&id()).unwrap();
         assert_eq!(writer.store().next_turn().unwrap(), TurnId(0));
         checkpoint(&writer, 0, expected.as_bytes()).unwrap();
-        assert!(matches!(store.retire(&id()), Err(OpenError::Locked(_))));
+        assert!(matches!(
+            store.retire_within(&id(), Duration::ZERO),
+            Err(OpenError::Locked(_))
+        ));
         drop(writer);
-        let retired = store.retire(&id()).unwrap();
+        let retired = store.retire_within(&id(), Duration::ZERO).unwrap();
         assert_eq!(retired.to_string(), expected);
         let sandbox = store.sandbox(&retired).unwrap();
         let manifest = sandbox.latest().unwrap().unwrap();

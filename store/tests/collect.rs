@@ -338,8 +338,9 @@ fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
     let (_dir, store) = store();
     let writer = store.writer(&id()).unwrap();
     publish(&writer, 0..4);
+    let mut newest = 59;
     let over = AtomicBool::new(false);
-    let (reads, late, removals) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [reads, late, removals] = [const { AtomicU64::new(0) }; 3];
     thread::scope(|scope| {
         for number in 0..2u64 {
             let sandbox = store.sandbox(&id()).unwrap();
@@ -379,14 +380,26 @@ fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
                 removals.fetch_add(done.packs_removed + done.packs_replaced, Ordering::Relaxed);
             }
         });
+        let sandbox = store.sandbox(&id()).unwrap();
+        scope.spawn(move || {
+            for _ in 0..8 {
+                sandbox.usage().unwrap();
+                sandbox.would_collect(&keep(2)).unwrap();
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
         publish(writer, 4..60);
+        // However slow the others are: each has done something by then.
+        let is_idle = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
+        while is_idle(&reads) || is_idle(removals) {
+            newest += 1;
+            publish(writer, newest..newest + 1);
+        }
         over.store(true, Ordering::Relaxed);
     });
     all_read_whole(writer.store());
-    let reads = reads.into_inner();
-    assert!(reads > 0 && removals.into_inner() > 0, "{reads} reads");
     let turns: BTreeSet<TurnId> = writer.store().checkpoints().unwrap();
-    assert!(turns.contains(&TurnId(59)));
+    assert!(turns.contains(&TurnId(newest)));
 }
 
 #[test]
@@ -456,4 +469,29 @@ fn usage_tells_files_from_processes_and_what_is_only_one_checkpoints() {
     // Turn 2 has the same files.
     assert_eq!(unique(1), 0);
     assert!(near(unique(2), 4), "{usage:?}");
+}
+
+#[test]
+fn a_removal_ends_when_a_container_is_about_to_begin() {
+    let (_dir, store) = store();
+    let writer = store.writer(&id()).unwrap();
+    publish(&writer, 0..3);
+    let wanted = Wanted {
+        yields: true,
+        ..keep(9)
+    };
+    writer.collect(&wanted).unwrap();
+    thread::scope(|scope| {
+        let begins = scope.spawn(|| store.writer_within(&id(), Duration::from_secs(600)));
+        // Until it is seen to wait.
+        while !matches!(writer.collect(&wanted), Err(CollectError::Stopped)) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Who lives with the sandbox does not end for anybody.
+        writer.collect(&keep(9)).unwrap();
+        drop(writer);
+        drop(begins.join().unwrap().unwrap());
+    });
+    let name = store.retire_within(&id(), Duration::ZERO).unwrap();
+    all_read_whole(&store.sandbox(&name).unwrap());
 }

@@ -103,6 +103,7 @@ impl Task {
                 now_ms: unix_ms(SystemTime::now()),
                 in_use,
                 stop: Some(&stop),
+                yields: false,
             };
             let collected = writer.collect(&wanted);
             drop(writer);
