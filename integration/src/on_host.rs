@@ -95,6 +95,12 @@ impl Sandbox {
         poll("the runtimes have ended", LIMIT, || {
             let left = ["runc", "criu"].map(processes::named).concat();
             Ok(left.is_empty().then_some(()))
+        })
+        .with_context(|| {
+            let left = ["runc", "criu"].map(processes::named).concat();
+            let all = processes::all().into_iter();
+            let left: Vec<_> = all.filter(|(pid, _)| left.contains(pid)).collect();
+            format!("left: {left:?}")
         })?;
         poll("containerd has cleaned up", LIMIT, || {
             Ok(self.left_of_it()?.is_empty().then_some(()))

@@ -65,8 +65,9 @@ impl Found {
 }
 
 /// The runtime's calls that work on this bundle, and each CRIU that they run or that works
-/// below one of these directories.
-fn find(bundle: &Path, images: &[PathBuf]) -> Vec<i32> {
+/// below one of these directories. The calls' process groups are added to `groups`: one that
+/// was ended just now may have started a CRIU that has no title yet.
+fn find(bundle: &Path, images: &[PathBuf], groups: &mut BTreeSet<i32>) -> Vec<i32> {
     let own = std::process::id() as i32;
     let names = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all: Vec<Found> = names
@@ -75,7 +76,7 @@ fn find(bundle: &Path, images: &[PathBuf]) -> Vec<i32> {
         .filter_map(Found::of)
         .collect();
     let calls = || all.iter().filter(|found| found.works_on(bundle));
-    let groups: BTreeSet<i32> = calls().map(|found| found.group).collect();
+    groups.extend(calls().map(|found| found.group));
     let criu = all.iter().filter(|found| {
         found.comm == "criu" && (groups.contains(&found.group) || found.works_in(images))
     });
@@ -85,8 +86,9 @@ fn find(bundle: &Path, images: &[PathBuf]) -> Vec<i32> {
 /// Ends them and returns when they are gone; false if they are not after `limit`.
 pub fn end(bundle: &Path, images: &[PathBuf], limit: Duration) -> bool {
     let start = Instant::now();
+    let mut groups = BTreeSet::new();
     loop {
-        let found = find(bundle, images);
+        let found = find(bundle, images, &mut groups);
         if found.is_empty() {
             return true;
         }
@@ -118,10 +120,11 @@ mod tests {
         let mut ours = sleeper(&log("c1"));
         let mut other = sleeper(&log("c10"));
         let bundle = dir.path().join("c1");
-        while find(&bundle, &[]).is_empty() {
+        let find = || find(&bundle, &[], &mut BTreeSet::new());
+        while find().is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(find(&bundle, &[]), [ours.id() as i32]);
+        assert_eq!(find(), [ours.id() as i32]);
         assert!(end(&bundle, &[], Duration::from_secs(20)));
         assert!(!ours.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none(), "it lives");
