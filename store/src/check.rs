@@ -412,8 +412,8 @@ impl Look {
             promise(self, part, &store.dir().join(RESTORE_FILE), wish.checkpoint);
         }
         let part = Part::Rollback;
-        let note: Option<RollbackBegun> = self.small(store, part, ROLLBACK_FILE, &ROLLBACK);
-        if let Some(note) = note {
+        let note: Option<Option<RollbackBegun>> = self.small(store, part, ROLLBACK_FILE, &ROLLBACK);
+        if let Some(note) = note.flatten() {
             promise(self, part, &store.dir().join(ROLLBACK_FILE), note.before);
         }
         Ok(())

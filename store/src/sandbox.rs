@@ -327,7 +327,7 @@ impl SandboxStore {
         request
     }
 
-    pub(crate) fn write_small<T: Serialize>(
+    fn write_small<T: Serialize>(
         &self,
         name: &str,
         envelope: &Envelope,
