@@ -18,8 +18,9 @@
 
 use std::{
     fs,
-    io::{self, ErrorKind},
-    path::PathBuf,
+    io::{self, ErrorKind, Write},
+    path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -35,7 +36,9 @@ use crate::{
     journal::{Durability, JournalWriter},
     manifest::{Manifest, ProcessRef},
     record::{Cost, ForkRecord, JournalRecord, Trigger, TurnRecord},
-    sandbox::{Client, MANIFEST, RestoreRequest, SandboxMeta, SandboxStore},
+    sandbox::{
+        Client, MANIFEST, META, RESTORE, RESTORE_FILE, RestoreRequest, SandboxMeta, SandboxStore,
+    },
     store::Store,
 };
 
@@ -132,15 +135,30 @@ fn build(hidden: &SandboxStore, packs: &[PackId], fork: &Fork) -> Result<(), For
     for pack in packs {
         share(&fork.parent.pack_path(*pack), &hidden.pack_path(*pack))?;
     }
-    durable::sync_dir(&hidden.packs_dir())?;
     let manifest = of_copy(hidden.id(), fork);
-    let sealed = MANIFEST
-        .seal(&manifest)
-        .map_err(|error| WriteError::Value {
-            what: "manifest",
+    let wish = RestoreRequest {
+        turn: START,
+        checkpoint: START,
+        requested_ms: fork.now_ms,
+        fork: true,
+    };
+    let small = [
+        (hidden.manifest_path(START), MANIFEST.seal(&manifest)),
+        (hidden.meta_path(), META.seal(&meta(fork)?)),
+        (hidden.dir().join(RESTORE_FILE), RESTORE.seal(&wish)),
+    ];
+    // Nobody sees any of it yet: all is written first, and waits for the disk together.
+    let mut written = vec![hidden.journal_path()];
+    for (path, sealed) in small {
+        let sealed = sealed.map_err(|error| WriteError::Value {
+            what: "record of a copy",
             why: error.to_string(),
         })?;
-    durable::replace(&hidden.manifest_path(START), &sealed)?;
+        durable::create_new(&path)?
+            .write_all(&sealed)
+            .map_err(FileError::of("write", &path))?;
+        written.push(path);
+    }
     let mut journal = JournalWriter::open(&hidden.journal_path())?;
     let origin = ForkRecord {
         at_ms: fork.now_ms,
@@ -150,19 +168,35 @@ fn build(hidden: &SandboxStore, packs: &[PackId], fork: &Fork) -> Result<(), For
     };
     journal.append(JournalRecord::Fork(origin), Durability::Lazy)?;
     let start = start(&manifest, fork.parent.id(), fork.turn, fork.now_ms);
-    journal.append(JournalRecord::Turn(start), Durability::Synced)?;
-    hidden.write_meta(&meta(fork)?)?;
-    hidden.request_restore(RestoreRequest {
-        turn: START,
-        checkpoint: START,
-        requested_ms: fork.now_ms,
-        fork: true,
-    })?;
-    Ok(())
+    journal.append(JournalRecord::Turn(start), Durability::Lazy)?;
+    let dirs = [
+        hidden.manifests_dir(),
+        hidden.packs_dir(),
+        hidden.dir().to_owned(),
+    ];
+    Ok(sync_all(&written, &dirs)?)
+}
+
+/// Beside each other, because a file system writes its log once for all who wait for it.
+fn sync_all(files: &[PathBuf], dirs: &[PathBuf]) -> Result<(), FileError> {
+    thread::scope(|scope| {
+        let files = files
+            .iter()
+            .map(|file| scope.spawn(move || durable::sync_file(file)));
+        let dirs = dirs
+            .iter()
+            .map(|dir| scope.spawn(move || durable::sync_dir(dir)));
+        let waiting: Vec<_> = files.chain(dirs).collect();
+        waiting.into_iter().try_for_each(|synced| {
+            synced
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
 /// One file under two names; two files where the file system has no more names for it.
-fn share(from: &std::path::Path, to: &std::path::Path) -> Result<(), FileError> {
+fn share(from: &Path, to: &Path) -> Result<(), FileError> {
     match fs::hard_link(from, to) {
         Err(error) if has_no_more_names(&error) => {
             fs::copy(from, to).map_err(FileError::of("copy", from))?;

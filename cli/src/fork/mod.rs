@@ -105,6 +105,10 @@ struct Copied {
     sandbox: Option<SandboxId>,
     name: String,
     pid: Option<u32>,
+    /// How long its container took to be made, its history, and its start.
+    container_us: u64,
+    history_us: u64,
+    start_us: u64,
     took_us: u64,
     error: Option<String>,
 }
@@ -263,12 +267,21 @@ async fn all(template: &Arc<Template>, names: Vec<String>) -> Vec<Copied> {
 /// How many copies are made at a time for each core: half of each one's time is waiting.
 const AT_ONCE: usize = 2;
 
+/// How long each step of a copy took.
+#[derive(Default)]
+struct Laps {
+    container: Duration,
+    history: Duration,
+    start: Duration,
+}
+
 async fn one(template: &Arc<Template>, name: String, stop: watch::Receiver<bool>) -> Copied {
     let began = Instant::now();
     let stopped = *stop.borrow();
+    let mut laps = Laps::default();
     let made = match stopped {
         true => Err("interrupted".to_owned()),
-        false => copy(template, &name, stop).await,
+        false => copy(template, &name, stop, &mut laps).await,
     };
     let (sandbox, pid, error) = match made {
         Ok((id, pid)) => (Some(id), Some(pid), None),
@@ -278,6 +291,9 @@ async fn one(template: &Arc<Template>, name: String, stop: watch::Receiver<bool>
         sandbox,
         name,
         pid,
+        container_us: micros(laps.container),
+        history_us: micros(laps.history),
+        start_us: micros(laps.start),
         took_us: micros(began.elapsed()),
         error,
     }
@@ -287,11 +303,18 @@ async fn copy(
     template: &Arc<Template>,
     name: &str,
     mut stop: watch::Receiver<bool>,
+    laps: &mut Laps,
 ) -> Result<(SandboxId, u32), String> {
+    let began = Instant::now();
     let draft = template.maker.create(name).await?;
+    laps.container = began.elapsed();
     let begun = async {
+        let began = Instant::now();
         let history = begin(template, &draft).await?;
+        laps.history = began.elapsed();
+        let began = Instant::now();
         let pid = template.maker.start(&draft).await?;
+        laps.start = began.elapsed();
         match history.restore_request() {
             Ok(None) => Ok(pid),
             // Its shim could not: then it runs, but as something else.

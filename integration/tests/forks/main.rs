@@ -4,4 +4,5 @@
 
 mod copies;
 mod failing;
+mod rollout;
 mod shared;

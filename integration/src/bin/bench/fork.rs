@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use crab_integration::{Client, Counter, Crab, DEBIAN, RunOptions, Sandbox, Testbed};
 use crab_store::Class;
+use serde_json::Value;
 
 use crate::{
     figures::{Measured, Target},
@@ -23,12 +24,12 @@ const TARGETS: &[(&str, Target)] = &[
 const MANY: u32 = 16;
 
 /// From the command's start to its end, in milliseconds: every copy runs then.
-fn fork(crab: &Crab, client: Client, at: &str, count: u32) -> Result<(f64, Vec<Sandbox>)> {
+fn fork(crab: &Crab, client: Client, at: &str, count: u32) -> Result<(f64, Vec<Sandbox>, Value)> {
     let start = Instant::now();
     let forks = crab.fork(client, at, &["--count", &count.to_string()])?;
     let took = start.elapsed().as_secs_f64() * 1e3;
     ensure!(forks.made.len() == count as usize, "{}", forks.said);
-    Ok((took, forks.made))
+    Ok((took, forks.made, forks.said))
 }
 
 /// Measures, so often.
@@ -47,28 +48,37 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
             Class::Files,
             "cd /root; for f in $(seq 100); do echo $f >$f; done",
         )?;
+        let mut steps = ["container", "history", "start"].map(|step| (step, Series::default()));
         let (mut one, mut one_files) = (Series::default(), Series::default());
         let (mut many, mut many_files) = (Series::default(), Series::default());
         for round in 0..rounds {
-            let (took, made) = fork(&crab, client, &at, 1)?;
+            let (took, made, said) = fork(&crab, client, &at, 1)?;
+            for (step, series) in &mut steps {
+                let took = said["forks"][0][format!("{step}_us")].as_f64();
+                series.push_ms(took.context("a copy has no times")? / 1e3);
+            }
             ensure!(Counter::of(&crab, &made[0]).ask()?.0 == count + 1);
             one.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
-            let (took, made) = fork(&crab, client, &files.sandbox_id(), 1)?;
+            let (took, made, _) = fork(&crab, client, &files.sandbox_id(), 1)?;
             one_files.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
             // A fourth of the rounds for sixteen times the work.
             if round % 4 == 0 && !docker {
-                let (took, made) = fork(&crab, client, &at, MANY)?;
+                let (took, made, _) = fork(&crab, client, &at, MANY)?;
                 for copy in &made {
                     ensure!(Counter::of(&crab, copy).ask()?.0 == count + 1);
                 }
                 many.push_ms(took);
                 made.into_iter().try_for_each(Sandbox::remove)?;
-                let (took, made) = fork(&crab, client, &files.sandbox_id(), MANY)?;
+                let (took, made, _) = fork(&crab, client, &files.sandbox_id(), MANY)?;
                 many_files.push_ms(took);
                 made.into_iter().try_for_each(Sandbox::remove)?;
             }
+        }
+        for (step, series) in &steps {
+            let p50 = series.quantile(0.5);
+            measured.detail(format!("fork under {name}: full, its {step}, ms p50"), p50);
         }
         if docker {
             measured.detail("fork under Docker: full, ms p50", one.quantile(0.5));
