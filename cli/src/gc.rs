@@ -176,8 +176,17 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
     let Some(most) = context.config.retention.host_bytes() else {
         return;
     };
-    let left = |row: &Row| row.done.bytes_before.saturating_sub(row.done.bytes_freed);
-    let mut over = rows.iter().map(left).sum::<u64>().saturating_sub(most);
+    let taken = store.bytes_of(rows.iter().map(|row| &row.sandbox));
+    // What would be freed is there still where it was only asked.
+    let freed = |row: &Row| {
+        if said.dry_run {
+            row.done.bytes_freed
+        } else {
+            0
+        }
+    };
+    let taken = taken.saturating_sub(rows.iter().map(freed).sum::<u64>());
+    let mut over = taken.saturating_sub(most);
     if over == 0 {
         return;
     }
@@ -202,7 +211,13 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
         }
         let row = &mut rows[number];
         let mut limits = limits(context, &sandbox, said);
-        let room = left(row).saturating_sub(over);
+        let left = row.done.bytes_before.saturating_sub(row.done.bytes_freed);
+        let shared = sandbox.bytes_shared().unwrap_or(left);
+        // Removing what a copy has, too, frees nothing.
+        if left <= shared {
+            continue;
+        }
+        let room = left.saturating_sub(over).max(shared);
         limits.bytes = Some(limits.bytes.map_or(room, |bytes| bytes.min(room)));
         match collect(context, store, &sandbox, said, limits).await {
             // Nothing has changed since the first time where it was only asked.

@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 
+use crab_store::{Fork, SandboxId, Store};
 use support::*;
 
 #[test]
@@ -100,6 +101,44 @@ fn gc_follows_the_configuration_and_the_sandboxs_own_wish() {
     with("[retention]\nhost_max_bytes = 1\n");
     let json = host.crab(&["gc", "--json"]).json();
     assert_eq!(json["sandboxes"][0]["kept"], 2);
+}
+
+#[test]
+fn what_copies_share_counts_once_against_the_limit_of_the_host() {
+    let host = Host::with_history("default/demo");
+    let store = Store::open(host.path("store")).unwrap();
+    let taken = {
+        let writer = host.writer("default/demo");
+        let manifest = writer.store().latest().unwrap().unwrap();
+        for copy in ["one", "two", "three"] {
+            let fork = Fork {
+                parent: writer.store(),
+                turn: manifest.turn,
+                manifest: &manifest,
+                upper: None,
+                now_ms: 1,
+            };
+            let id = SandboxId::new("default", copy).unwrap();
+            store.fork(&id, &fork).unwrap();
+        }
+        store.bytes_of([writer.store().id()])
+    };
+    let text = fs::read_to_string(host.path("config.toml")).unwrap();
+    let limit = |bytes: u64| {
+        let text = format!("{text}[retention]\nhost_max_bytes = {bytes}\n");
+        fs::write(host.path("config.toml"), text).unwrap();
+    };
+    let removed = || {
+        let json = host.crab(&["gc", "--json", "--dry-run"]).json();
+        let rows = json["sandboxes"].as_array().unwrap().clone();
+        rows.iter()
+            .map(|row| row["removed"].as_object().map_or(0, |all| all.len()))
+            .sum::<usize>()
+    };
+    limit(taken);
+    assert_eq!(removed(), 0);
+    limit(taken / 2);
+    assert!(removed() > 0);
 }
 
 #[test]

@@ -216,7 +216,12 @@ impl Inner {
     /// Makes the job what the question says that it is.
     fn note(&mut self, now: Time, request: Request, step: Step, shim: u32) {
         let name: Name = (request.sandbox.clone(), request.turn);
-        if self.shims.get(&name.0).is_none_or(|(pid, _)| *pid != shim) {
+        let earlier = self.shims.get(&name.0).map(|(pid, _)| *pid);
+        // A sandbox has one capture at a time, and one shim: that another has ended was not
+        // heard.
+        let is_over = |turn: u64| turn < name.1 || earlier.is_some_and(|pid| pid != shim);
+        self.end_those(now, &name.0, is_over);
+        if earlier != Some(shim) {
             match Shim::hold(shim) {
                 Ok(held) => {
                     self.shims.insert(name.0.clone(), (shim, held));
@@ -245,6 +250,18 @@ impl Inner {
             self.scheduler.captured(now, known.id, bytes);
         }
         self.scheduler.gate(now, known.id, held);
+    }
+
+    /// Ends the jobs of these turns of a sandbox.
+    fn end_those(&mut self, now: Time, sandbox: &str, is_over: impl Fn(u64) -> bool) {
+        let over = self
+            .jobs
+            .extract_if(|(of, turn), _| &**of == sandbox && is_over(*turn));
+        for (_, known) in over {
+            self.names.remove(&known.id);
+            self.scheduler
+                .end(now, known.id, End::Void("its end was not heard".into()));
+        }
     }
 
     fn follow(&mut self, decision: Decision) {

@@ -82,6 +82,14 @@ pub enum ImageError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// Processes of another container were in a cgroup that is not below that container's.
+    #[error(
+        "its processes were in the cgroup {path:?} as well, which is not the container's: a copy cannot have it"
+    )]
+    Cgroup {
+        /// In any hierarchy.
+        path: String,
+    },
     /// The store refused to write.
     #[error(transparent)]
     Write(#[from] WriteError),

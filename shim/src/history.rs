@@ -161,7 +161,9 @@ fn begin(
     let writer = store.writer_within(&container.id, LOCKED)?;
     writer.set_meta(&meta(container, &overlay, mounts))?;
     let began = writer.store().journal()?.records.into_iter().next();
-    let is_copy = matches!(began, Some(JournalRecord::Fork(_)));
+    // Without the checkpoint, it is what an import that was killed has left.
+    let begins_with_one = writer.store().manifest(TurnId(0))?.is_some();
+    let is_copy = matches!(began, Some(JournalRecord::Fork(_))) && begins_with_one;
     let _ = container.is_copy.set(is_copy);
     let mut images = None;
     let restored = match *request {

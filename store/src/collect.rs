@@ -26,7 +26,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fs::{self, File},
+    fs::{self, File, Metadata},
     os::unix::fs::MetadataExt,
     sync::atomic::{AtomicBool, Ordering},
     thread::sleep,
@@ -41,7 +41,7 @@ use crate::{
     digest::Digest,
     durable,
     error::{FileError, ReadError, WriteError},
-    id::{PackId, TurnId},
+    id::{PackId, SandboxId, TurnId},
     journal::Durability,
     lineage, locks,
     manifest::{Manifest, packs_of},
@@ -51,6 +51,7 @@ use crate::{
     record::{JournalRecord, RemovedRecord},
     retention::{self, Candidate, Limits},
     sandbox::SandboxStore,
+    store::Store,
     writer::{Collecting, Publishing, SandboxWriter, packs},
 };
 
@@ -566,15 +567,43 @@ fn copy(
 
 /// What a sandbox's packs take.
 pub(crate) fn bytes_on_disk(store: &SandboxStore) -> Result<u64, FileError> {
-    let mut bytes = 0;
+    Ok(pack_files(store)?.iter().map(Metadata::len).sum())
+}
+
+/// The files of a sandbox's packs. Copies of a sandbox have the same ones.
+fn pack_files(store: &SandboxStore) -> Result<Vec<Metadata>, FileError> {
+    let mut files = Vec::new();
     for pack in packs(store)? {
         let path = store.pack_path(pack);
         match fs::metadata(&path) {
-            Ok(metadata) => bytes += metadata.len(),
+            Ok(metadata) => files.push(metadata),
             // Gone meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(FileError::of("read", &path)(error)),
         }
     }
-    Ok(bytes)
+    Ok(files)
+}
+
+impl SandboxStore {
+    /// How many bytes of its packs are those of other sandboxes, too: copies share them, and
+    /// removing them here frees nothing.
+    pub fn bytes_shared(&self) -> Result<u64, FileError> {
+        let files = pack_files(self)?;
+        let shared = files.iter().filter(|file| file.nlink() > 1);
+        Ok(shared.map(Metadata::len).sum())
+    }
+}
+
+impl Store {
+    /// What the packs of these sandboxes take of the disk: what several have counts once, and
+    /// what cannot be read not at all.
+    pub fn bytes_of<'a>(&self, sandboxes: impl IntoIterator<Item = &'a SandboxId>) -> u64 {
+        let mut files = BTreeMap::new();
+        for id in sandboxes {
+            let packs = pack_files(&self.at(id)).unwrap_or_default().into_iter();
+            files.extend(packs.map(|file| ((file.dev(), file.ino()), file.len())));
+        }
+        files.into_values().sum()
+    }
 }

@@ -81,7 +81,9 @@ impl Envelope {
         let body = self.open(path, bytes)?;
         let outer: Result<Outer<'_>, _> = serde_json::from_slice(bytes);
         let sealed = outer.and_then(|outer| self.seal(outer.body));
-        if sealed.is_ok_and(|sealed| sealed == bytes) {
+        // What is written in place is filled up with ends of lines.
+        let is_room = |rest: &[u8]| rest.iter().all(|byte| *byte == b'\n');
+        if sealed.is_ok_and(|sealed| bytes.strip_prefix(&*sealed).is_some_and(is_room)) {
             return Ok(body);
         }
         Err(ReadError::Damaged {

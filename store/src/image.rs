@@ -99,20 +99,60 @@ impl ProcessImage {
     /// What is wrong with it: a file name that would leave the image
     /// directory, or segments that do not fit.
     pub(crate) fn fault(&self) -> Option<String> {
-        self.files.iter().find_map(|file| {
-            let name = &file.name;
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
-                Some(format!("{name:?} is no name of an image file"))
-            } else if !segments_fit(&file.content, file.size) {
-                Some(format!("segments of {name} overlap or exceed its size"))
-            } else {
-                None
-            }
-        })
+        let files = self.files.iter().map(|file| &file.name);
+        let mut names = files.chain(self.tmpfs_images.iter().map(|tmpfs| &tmpfs.image));
+        if let Some(name) = names.find(|name| !is_name(name)) {
+            return Some(format!("{name:?} is no name of an image file"));
+        }
+        let mut files = self.files.iter();
+        let unfit = files.find(|file| !segments_fit(&file.content, file.size))?;
+        Some(format!(
+            "segments of {} overlap or exceed its size",
+            unfit.name
+        ))
     }
 
     /// Every segment of every file.
     pub fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.files.iter().flat_map(|file| &file.content)
+    }
+}
+
+/// Whether this is one component of a path, and neither the directory itself nor hidden in it.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(file: &str, tmpfs: &str) -> ProcessImage {
+        ProcessImage {
+            turn: TurnId(1),
+            files: vec![ImageFile {
+                name: file.into(),
+                size: 0,
+                content: Vec::new(),
+            }],
+            tmpfs_images: vec![TmpfsImage {
+                mount: b"/m".to_vec(),
+                image: tmpfs.into(),
+            }],
+            processes: Vec::new(),
+            boot_id: String::new(),
+            criu_version: String::new(),
+            runtime: String::new(),
+            extra: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn no_name_in_an_image_leads_out_of_its_directory() {
+        assert_eq!(image("core-1.img", "tmpfs-dev-73.tar.gz.img").fault(), None);
+        for name in ["/etc/passwd", "../up", "..", "", "a/b", "a\0b"] {
+            assert!(image(name, "tmpfs.img").fault().is_some(), "{name:?}");
+            assert!(image("core-1.img", name).fault().is_some(), "{name:?}");
+        }
     }
 }

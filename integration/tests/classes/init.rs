@@ -100,6 +100,10 @@ fn an_init_that_wakes_up_and_goes_on_waiting_needs_no_image() -> Result<()> {
         crab.turn_of(&sandbox, Class::Processes, &sleeper(1000))?;
         crab.turn_of(&sandbox, Class::None, "sleep 1.1")?;
         crab.turn_of(&sandbox, Class::None, "true")?;
+        // Adopted by the init, and the same command as the one that it was started with.
+        let another = "setsid tail -f /dev/null </dev/null >/dev/null 2>&1 & \
+                       until grep -qs '^230 ' /proc/$!/syscall; do :; done";
+        crab.turn_of(&sandbox, Class::Processes, another)?;
     }
     Ok(())
 }

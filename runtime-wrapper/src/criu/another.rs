@@ -5,7 +5,7 @@
 //! the host name that these had. runc tells it of the new container's cgroups in v1 hierarchies alone
 //! (`criuApplyCgroups`). In a copy of the image that belongs to the new container, both are changed.
 
-use std::{fs, path::Path};
+use std::{fs, io::ErrorKind, path::Path};
 
 use super::{
     ImageError, io_error,
@@ -39,7 +39,8 @@ const NODE_NAME: u64 = 1;
 /// `path` of every hierarchy, and in what was below theirs below that.
 ///
 /// # Errors
-/// When the image cannot be read or written.
+/// When the image cannot be read or written, or a process would stay in a cgroup that is not
+/// the container's.
 pub fn move_cgroups(images: &Path, path: &str) -> Result<(), ImageError> {
     let file = images.join("cgroup.img");
     if !file.exists() {
@@ -48,14 +49,65 @@ pub fn move_cgroups(images: &Path, path: &str) -> Result<(), ImageError> {
     let inventory = first_record(&images.join("inventory.img"), INVENTORY_MAGIC)?;
     let criu = field(&inventory, ROOT_SET).and_then(Field::number);
     let before = records(&file, CGROUP_MAGIC)?;
-    let after: Vec<Vec<u8>> = before
-        .iter()
-        .map(|entry| moved(entry, criu, path).unwrap_or_else(|| entry.clone()))
-        .collect();
+    let mut after = Vec::with_capacity(before.len());
+    for entry in &before {
+        let moved = moved(entry, criu, path);
+        let entry = moved.ok_or_else(|| io_error("read", &file)(ErrorKind::InvalidData.into()))?;
+        if let Some(stray) = stray(&entry, criu, path) {
+            let path = String::from_utf8_lossy(&stray).into_owned();
+            return Err(ImageError::Cgroup { path });
+        }
+        after.push(entry);
+    }
     match before == after {
         true => Ok(()),
         false => write_records(&file, CGROUP_MAGIC, &after),
     }
+}
+
+/// A cgroup of a `cgroup_entry` in which a process would be that is neither below `to` nor a
+/// hierarchy's root, in which those are that nobody has put anywhere.
+fn stray(entry: &[u8], criu: Option<u64>, to: &str) -> Option<Vec<u8>> {
+    let mut paths = members(entry, criu)?.into_iter();
+    let path = paths.find(|member| {
+        let path = text(member, MEMBER_PATH);
+        path != b"/" && below(path, to.as_bytes()).is_none()
+    })?;
+    Some(text(&path, MEMBER_PATH).to_vec())
+}
+
+/// Where the processes are, but CRIU itself.
+fn members(entry: &[u8], criu: Option<u64>) -> Option<Vec<Vec<u8>>> {
+    let mut members = Vec::new();
+    for (number, set) in fields(entry)? {
+        if number != SETS || is_of(set.bytes()?, criu) {
+            continue;
+        }
+        for (number, member) in fields(set.bytes()?)? {
+            if let Some(member) = member.bytes().filter(|_| number == MEMBERS) {
+                members.push(member.to_vec());
+            }
+        }
+    }
+    Some(members)
+}
+
+/// The rest of a path in or below a directory, with its slash.
+fn below<'a>(path: &'a [u8], dir: &[u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(dir)?;
+    (rest.is_empty() || rest.starts_with(b"/")).then_some(rest)
+}
+
+/// The longest path in or below which both are.
+fn common(one: &[u8], other: &[u8]) -> Vec<u8> {
+    let mut end = 0;
+    for at in 0..=one.len() {
+        let is_end = at == one.len() || one[at] == b'/';
+        if is_end && below(other, &one[..at]).is_some() {
+            end = at;
+        }
+    }
+    one[..end].to_vec()
 }
 
 /// The same of a `cgroup_entry`; nothing if it is none.
@@ -86,7 +138,7 @@ struct Root {
 
 impl Root {
     /// The cgroup that its processes saw as their root, if they had a namespace of
-    /// cgroups; else the uppermost in which one was.
+    /// cgroups; else the one in or below which all were.
     fn of(controller: &[u8], entry: &[u8], criu: Option<u64>) -> Option<Self> {
         let mut controllers = Vec::new();
         for (number, value) in fields(controller)? {
@@ -95,27 +147,19 @@ impl Root {
             }
         }
         let mut path: Option<Vec<u8>> = None;
-        for (number, set) in fields(entry)? {
-            if number != SETS || is_of(set.bytes()?, criu) {
+        for member in members(entry, criu)? {
+            let name = text(&member, MEMBER_NAME);
+            if !controllers.iter().any(|controller| controller == name) {
                 continue;
             }
-            for (number, member) in fields(set.bytes()?)? {
-                let member = member.bytes().filter(|_| number == MEMBERS);
-                let Some(member) = member else { continue };
-                if !controllers
-                    .iter()
-                    .any(|name| *name == text(member, MEMBER_NAME))
-                {
-                    continue;
-                }
-                let mut at = text(member, MEMBER_PATH).to_vec();
-                if let Some(prefix) = field(member, MEMBER_PREFIX).and_then(Field::number) {
-                    at.truncate(usize::try_from(prefix).ok()?);
-                }
-                if path.as_ref().is_none_or(|path| at.len() < path.len()) {
-                    path = Some(at);
-                }
+            let mut at = text(&member, MEMBER_PATH).to_vec();
+            if let Some(prefix) = field(&member, MEMBER_PREFIX).and_then(Field::number) {
+                at.truncate(usize::try_from(prefix).ok()?);
             }
+            path = Some(match path {
+                Some(path) => common(&path, &at),
+                None => at,
+            });
         }
         Some(Self { controllers, path })
     }
@@ -123,9 +167,7 @@ impl Root {
     /// Where a path is now that was `path` before.
     fn moves(&self, path: &[u8], to: &str) -> Option<Vec<u8>> {
         let root = self.path.as_deref().filter(|root| root.len() > 1)?;
-        let rest = path.strip_prefix(root)?;
-        let is_below = rest.is_empty() || rest.starts_with(b"/");
-        is_below.then(|| [to.as_bytes(), rest].concat())
+        Some([to.as_bytes(), below(path, root)?].concat())
     }
 }
 
@@ -343,6 +385,47 @@ mod tests {
         // Once more changes nothing.
         move_cgroups(dir.path(), "/default/longer-name").unwrap();
         assert_eq!(read(dir.path()), moved);
+    }
+
+    #[test]
+    fn processes_in_several_cgroups_of_the_container_all_move_and_a_stray_one_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let image_of = |one: &str, other: &str| {
+            image(
+                dir.path(),
+                &[
+                    set(1, &[member("", "/shims", None)]),
+                    set(2, &[member("", one, None)]),
+                    set(3, &[member("", other, None)]),
+                ],
+                &[controller("", &[])],
+            );
+        };
+        let paths = || {
+            let all = members(&read(dir.path()), Some(1)).unwrap().into_iter();
+            all.map(|member| String::from_utf8(text(&member, MEMBER_PATH).to_vec()).unwrap())
+                .collect::<Vec<_>>()
+        };
+        // Without a namespace of cgroups, as under systemd.
+        image_of("/d/old/init.scope", "/d/old/system.slice/x");
+        move_cgroups(dir.path(), "/d/new").unwrap();
+        assert_eq!(paths(), ["/d/new/init.scope", "/d/new/system.slice/x"]);
+        image_of("/d/old", "/");
+        let refused = move_cgroups(dir.path(), "/d/new");
+        assert!(
+            matches!(refused, Err(ImageError::Cgroup { .. })),
+            "{refused:?}"
+        );
+        image_of("/d/old", "/elsewhere");
+        assert!(move_cgroups(dir.path(), "/d/new").is_err());
+    }
+
+    #[test]
+    fn what_two_paths_have_in_common_is_whole_names() {
+        assert_eq!(common(b"/a/b/c", b"/a/b/d"), b"/a/b");
+        assert_eq!(common(b"/a/b", b"/a/b/d"), b"/a/b");
+        assert_eq!(common(b"/a/bc", b"/a/bd"), b"/a");
+        assert_eq!(common(b"/a", b"/b"), b"");
     }
 
     #[test]

@@ -54,6 +54,9 @@ pub struct Index {
     /// page that was dirty already move no time, and the process may be gone
     /// when the next scan asks who maps what: these are read again once more.
     pub(crate) mapped: HashSet<u64>,
+    /// Directories of which not all is known, as something changed while it was looked at:
+    /// they are listed again, whatever their times say.
+    pub(crate) incomplete: HashSet<Vec<u8>>,
 }
 
 /// What is in one directory, sorted by name.

@@ -9,8 +9,9 @@
 //! Nearly all of it is one `statx` for each entry, which the kernel answers as fast as
 //! there are processors. So directories, and pieces of large ones, are handed out to whoever
 //! is free; further threads are started once there are many entries. A directory that is as
-//! the index has it has the names of before: it is not listed again. What is as it was in
-//! it costs no more than that look: no path is made, nothing is copied.
+//! the index has it has the names of before: it is not listed again, unless something of it
+//! was torn then. What is as it was in it costs no more than that look: no path is made,
+//! nothing is copied.
 
 use std::{
     collections::HashSet,
@@ -25,7 +26,7 @@ use std::{
 };
 
 use super::{
-    beneath::Stat,
+    beneath::{Stat, split},
     change::{Found, Linked},
     crew::Crew,
     examine::{Comparison, Entry, Examiner},
@@ -104,7 +105,11 @@ pub(crate) fn survey(with: Comparison<'_>) -> Result<Surveyed, WalkError> {
         }
         let mut findings = findings?;
         let parts = std::mem::take(&mut findings.parts);
-        let index = Index::of_parts(root, parts);
+        let mut index = Index::of_parts(root, parts);
+        for torn in &findings.torn {
+            index.incomplete.insert(torn.clone());
+            index.incomplete.insert(split(torn).0.to_vec());
+        }
         Ok(Surveyed { index, findings })
     })
 }
@@ -264,7 +269,8 @@ impl<'s> Worker<'s> {
             return Ok(());
         };
         let old = with.index.dir(&place.path).cloned();
-        let names = match place.as_before && old.is_some() {
+        let is_whole = !with.index.incomplete.contains(&*place.path);
+        let names = match place.as_before && old.is_some() && is_whole {
             true => None,
             false => Some(names(dir.as_fd(), &place.path)?),
         };

@@ -64,10 +64,14 @@ impl KeepAlive {
     /// # Errors
     /// Why they do not, or cannot be looked at. They are not trusted then.
     pub fn settle(&mut self, cgroup: &Cgroup) -> Result<(), String> {
-        let earlier = self.evidence.take();
-        let found = self.found(cgroup, earlier.as_ref().map(|it| &it.content))?;
-        self.evidence = Some(found);
-        Ok(())
+        let earlier = self.evidence.as_ref().map(|evidence| &evidence.content);
+        let found = self.found(cgroup, earlier);
+        let (evidence, settled) = match found {
+            Ok(found) => (Some(found), Ok(())),
+            Err(why) => (None, Err(why)),
+        };
+        self.evidence = evidence;
+        settled
     }
 
     /// Looks whether those among the processes of `all` have only waited since they came to
@@ -106,9 +110,12 @@ impl KeepAlive {
         let mut last: Option<Set> = None;
         loop {
             let all = Set::of(cgroup, None).map_err(|error| error.to_string())?;
+            if !all.iter().any(|process| process.pid == self.init) {
+                return Err("it has ended".into());
+            }
             let now = self.own(&all);
-            let are_all = now.iter().count() == 1 + usize::from(wrapped(&self.args).is_some());
-            let rest = are_all && now.at_rest();
+            let all = 1 + usize::from(wrapped(&self.args).is_some());
+            let rest = now.iter().count() == all && now.at_rest();
             if rest && last.is_some_and(|last| now.since(&last).is_none()) {
                 return Ok(now);
             }
@@ -165,13 +172,18 @@ impl KeepAlive {
     }
 
     /// Whether this process is the init, still running what it was started
-    /// with, or the command that a `tini` runs for it.
+    /// with, or the command that a `tini` runs for it: the one that it was seen with, not
+    /// another of the same command that it has adopted.
     pub(super) fn covers(&self, process: &Process) -> bool {
         let same = |args: &[String]| process.args == args;
         if process.pid == self.init {
             return same(&self.args);
         }
-        process.parent == self.init && wrapped(&self.args).is_some_and(same)
+        let key = (process.pid, process.start);
+        let seen = self.evidence.as_ref().map(|evidence| &evidence.seen);
+        process.parent == self.init
+            && wrapped(&self.args).is_some_and(same)
+            && seen.is_none_or(|seen| seen.processes.contains_key(&key))
     }
 }
 

@@ -4,8 +4,13 @@
 
 use std::{
     fs::{self, File},
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 use crab_runtime::files::{
@@ -361,6 +366,45 @@ fn a_second_look_reads_what_changed_and_no_more_than_it_may() {
     let third = look(&second, false, 10).unwrap();
     bench.turn("chown 7 etc/b");
     assert_eq!(told(look(&third, false, 10).unwrap()), [b"home/g"]);
+}
+
+#[test]
+fn what_was_written_to_in_the_first_look_is_looked_at_in_the_second() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(image);
+    let scanner = bench.scanner();
+    bench.turn("head -c 8000000 /dev/zero | tr '\\0' x >home/busy");
+    let (one, _) = bench.capture(&Index::default());
+    settle();
+    let none = Default::default();
+    let busy = fs::OpenOptions::new()
+        .write(true)
+        .open(bench.path("merged").join("home/busy"))
+        .unwrap();
+    let is_over = AtomicBool::new(false);
+    let first = thread::scope(|scope| {
+        scope.spawn(|| {
+            // What it holds already.
+            while !is_over.load(Ordering::Relaxed) {
+                busy.write_all_at(b"x", 0).unwrap();
+            }
+        });
+        let torn = (0..1000).find_map(|_| {
+            let look = scanner.look(&one.tree, &none).unwrap();
+            look.is_torn().then_some(look)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        torn.expect("one of a thousand looks at what is written to is torn")
+    });
+    settle();
+    let mut bytes = u64::MAX;
+    let second = scanner.look_again(&one.tree, &first, &none, false, &mut bytes);
+    let second = second.unwrap().unwrap();
+    assert!(!second.is_torn());
+    let verified = second.compare(&scanner, &one.tree).unwrap();
+    assert_eq!(verified.differences, []);
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl Capture {
     }
 
     /// Waits until the sandbox may be frozen, and dumped where there is something to dump.
-    fn wait_for_its_turn(&self, look: &Look, set: &Set) -> Result<(), NotNow> {
+    pub(super) fn wait_for_its_turn(&self, look: &Look, set: &Set) -> Result<(), NotNow> {
         let class = match &look.seen {
             _ if set.is_empty() && !look.half.needs_image() => Class::Files,
             Seen::FilesUntouched => Class::Processes,
@@ -77,8 +77,6 @@ impl Capture {
 
     pub(super) fn take_frozen(&mut self, mut look: Look, set_before: &Set) -> Result<Taken> {
         let mut half = Half::default();
-        // Before anything is noted or stands still: it may take a while.
-        self.wait_for_its_turn(&look, set_before)?;
         if look.half.needs_image() || look.half.needs_freeze() && !self.known.woke_only {
             // It takes a while to be ready, and processes may run on meanwhile: before
             // anything is noted of them.

@@ -81,6 +81,9 @@ pub(crate) struct Capture {
     pub(crate) cgroup: Cgroup,
     pub(crate) init: i32,
     pub(crate) keep_alive: Option<KeepAlive>,
+    /// Why the init matters although its command says that it does not, until a capture has
+    /// told it.
+    pub(crate) doubt: Option<String>,
     pub(crate) known: Known,
     /// The mounts that the init sees, as of the newest look.
     pub(crate) mount_table: Vec<u8>,
@@ -175,21 +178,28 @@ impl Capture {
     }
 
     /// The same, after a look at whether the init still only holds the container open: if not,
-    /// it matters from now on, and why is told.
-    fn processes_with_evidence(&mut self) -> Result<(Set, Option<String>)> {
+    /// it matters from now on.
+    pub(crate) fn processes_with_evidence(&mut self) -> Result<Set> {
         let all = Set::of(&self.cgroup, None)?;
         let looked = match &mut self.keep_alive {
             // Otherwise it is looked at as any process, and a second look would wake it.
             Some(rule) if !self.lasting.is_there() => rule.look(&self.cgroup, &all),
             _ => Ok(()),
         };
-        let doubt = looked.err().map(|why| {
+        if let Err(why) = looked {
             self.keep_alive = None;
             let doubt = format!("the init does more than hold the container open: {why}");
             tracing::info!("{doubt}");
-            doubt
-        });
-        Ok((self.that_matter(all), doubt))
+            self.doubt = Some(doubt);
+        }
+        Ok(self.that_matter(all))
+    }
+
+    /// Looks whether the init still only holds the container open.
+    pub(crate) fn look_at_init(&mut self) {
+        if let Err(error) = self.processes_with_evidence() {
+            tracing::info!(error = %format!("{error:#}"), "the init was not looked at");
+        }
     }
 
     /// Takes the init as it is, where it only holds the container open: it has begun, or an
@@ -273,6 +283,7 @@ impl Capture {
     /// `holds_processes`: the checkpoint that still holds has an image.
     pub(crate) fn forget(&mut self, holds_processes: bool) {
         self.known.owed = true;
+        self.known.reread = true;
         let empty = self.known.baseline.as_ref().is_some_and(Baseline::is_empty);
         self.known.some_processes = holds_processes || (self.known.some_processes && !empty);
         if !empty {

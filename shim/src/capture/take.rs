@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The look at a boundary, and captures that need no freeze.
 
-use std::time::Instant;
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use crab_api::tracer::Effects;
 use crab_fault::Point;
-use crab_runtime::{files::Staged, procs::Set};
+use crab_runtime::{files::Staged, procs::Set, system_v::Objects};
 use crab_store::{Class, Cost, TurnEffects};
 
 use super::{
@@ -44,6 +47,25 @@ pub(super) struct Files {
     pub(super) roots: Vec<(usize, Staged)>,
 }
 
+/// For how long a look may be old when a freeze begins: as long as it takes to get one ready.
+const SOON: Duration = Duration::from_millis(20);
+
+/// What came of a look.
+enum Looked {
+    /// Nothing has changed.
+    Nothing(Box<Taken>),
+    Something(Box<Something>),
+}
+
+/// Something may have changed.
+struct Something {
+    look: Look,
+    set: Set,
+    objects: Option<Objects>,
+    /// Not everything rests, or can be known to.
+    in_motion: bool,
+}
+
 /// Whether nothing that concerns files was counted in between.
 pub(super) fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> bool {
     match (before, after) {
@@ -69,6 +91,63 @@ impl Capture {
     /// The same; nothing if it needs a freeze and must not have one.
     pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
         crab_fault::at(Point::CaptureLook);
+        let looked = match self.observe(may_freeze, whole)? {
+            None => return Ok(None),
+            Some(Looked::Nothing(taken)) => return Ok(Some(*taken)),
+            Some(Looked::Something(looked)) => looked,
+        };
+        let Something {
+            look,
+            set,
+            objects,
+            in_motion,
+        } = *looked;
+        // A write that is half done is counted only when it is over, and one to a
+        // mapping never.
+        let running = if look.half.needs_freeze() || in_motion {
+            Err(look)
+        } else {
+            self.take_running(look, &set)?
+        };
+        let taken = match running {
+            Ok(taken) => {
+                self.known.objects = objects;
+                taken
+            }
+            Err(_) if !may_freeze => return Ok(None),
+            Err(look) => self.take_in_turn(look, set, whole)?,
+        };
+        self.known.owed = false;
+        self.known.reread = false;
+        self.doubt = None;
+        Ok(Some(taken))
+    }
+
+    /// With a freeze, when the sandbox's turn has come.
+    fn take_in_turn(&mut self, mut look: Look, mut set: Set, whole: bool) -> Result<Taken> {
+        let begun = Instant::now();
+        self.wait_for_its_turn(&look, &set)?;
+        let waited = begun.elapsed();
+        if waited > SOON {
+            // Mounts, mappings and processes may have come and gone since.
+            let Some(Looked::Something(again)) = self.observe(true, whole)? else {
+                bail!("a look that is owed came to nothing");
+            };
+            let before = mem::replace(&mut look, again.look);
+            set = again.set;
+            if before.half.needs_image() && !look.half.needs_image() {
+                look.half = before.half;
+            }
+            look.start = before.start;
+        }
+        // What is told as deciding is no waiting.
+        look.start += waited;
+        self.take_frozen(look, &set)
+    }
+
+    /// What the time since the newest capture may have changed; nothing if a freeze is needed,
+    /// and there must not be one.
+    fn observe(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Looked>> {
         let start = Instant::now();
         let now = self.effects();
         let moved = match (&self.known.base, &now) {
@@ -84,12 +163,12 @@ impl Capture {
         self.known.owed |= moved;
         let remounted = moved && self.follow_mounts()?;
         let (objects, other_objects) = self.lasting.look(self.known.objects.as_ref());
-        let (set, doubt) = self.processes_with_evidence()?;
+        let set = self.processes_with_evidence()?;
         let unseen = set.writes_unseen();
         let means = unseen || self.known.unseen;
         let seen = decide::seen(self.known.base.as_ref(), &now, means);
-        let mut half = match doubt {
-            Some(why) => ProcessHalf::Image(why),
+        let mut half = match &self.doubt {
+            Some(why) => ProcessHalf::Image(why.clone()),
             None => self.half(&set),
         };
         if !set.is_empty() && !half.needs_image() {
@@ -106,7 +185,7 @@ impl Capture {
             let now = now.ok();
             let nothing = self.nothing(&seen, &set, now.as_ref(), start);
             self.known.base = now;
-            return Ok(Some(nothing));
+            return Ok(Some(Looked::Nothing(Box::new(nothing))));
         }
         // A mapping that was made and is gone again counts, too.
         let made = match (&self.known.base, &now) {
@@ -122,6 +201,8 @@ impl Capture {
             epoch: now.ok(),
         };
         self.known.owed = true;
+        // Until a capture has done it.
+        self.known.reread = look.reread;
         // A call that sleeps, and was begun in an earlier period of counting, may end
         // uncounted. A freeze has it begun anew.
         let uncounted = match (&self.known.base, &look.epoch) {
@@ -130,24 +211,12 @@ impl Capture {
         };
         let in_motion = !set.at_rest() || unseen || uncounted && !set.is_empty();
         self.known.unseen = unseen;
-        // A write that is half done is counted only when it is over, and one to a
-        // mapping never.
-        let running = if look.half.needs_freeze() || in_motion {
-            Err(look)
-        } else {
-            self.take_running(look, &set)?
-        };
-        let taken = match running {
-            Ok(taken) => {
-                self.known.objects = objects;
-                taken
-            }
-            Err(_) if !may_freeze => return Ok(None),
-            Err(look) => self.take_frozen(look, &set)?,
-        };
-        self.known.owed = false;
-        self.known.reread = false;
-        Ok(Some(taken))
+        Ok(Some(Looked::Something(Box::new(Something {
+            look,
+            set,
+            objects,
+            in_motion,
+        }))))
     }
 
     /// Without a freeze; gives the look back when one is needed, as something moved

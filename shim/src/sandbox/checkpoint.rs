@@ -176,7 +176,10 @@ impl Container {
                 }
             }
         }
-        let _held = self.hold().await;
+        let _held = match self.turns() {
+            Some(turns) => Some(turns.hold_for_dump().await),
+            None => None,
+        };
         // It may have ended, or been rolled back, meanwhile.
         let init = self.dumpable()?;
         let mut ended = self.processes.ended(INIT)?;

@@ -215,6 +215,7 @@ impl Task {
             cgroup,
             init,
             keep_alive: KeepAlive::for_command(init, self.container.bundle.args()),
+            doubt: None,
             known: Known {
                 base,
                 // A restored one's are those of the image.
@@ -291,6 +292,10 @@ impl Task {
 
     /// Has the init looked at as it is, before anything can be done to it.
     pub(super) async fn settle_init(&mut self) {
+        self.with_init(Capture::settle_init).await;
+    }
+
+    pub(super) async fn with_init(&mut self, act: fn(&mut Capture)) {
         let Ok(history) = &mut self.history else {
             return;
         };
@@ -298,7 +303,7 @@ impl Task {
             return;
         };
         let settled = blocking(move || {
-            capture.settle_init();
+            act(&mut capture);
             Ok(capture)
         });
         history.capture = settled.await.ok();

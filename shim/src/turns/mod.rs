@@ -141,6 +141,8 @@ enum Message {
     Hold {
         granted: oneshot::Sender<()>,
         release: oneshot::Receiver<()>,
+        /// Processes are dumped meanwhile, which leaves traces in them.
+        dumps: bool,
     },
     HintBegin {
         meta: Meta,
@@ -251,6 +253,13 @@ impl Turns {
         message: impl FnOnce(oneshot::Sender<Result<T>>) -> Message,
     ) -> Result<T> {
         let _waiting = self.schedule.waits();
+        self.answer(message).await
+    }
+
+    async fn answer<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<T>>) -> Message,
+    ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.send(message(reply));
         answer
@@ -309,10 +318,23 @@ impl Turns {
     /// Waits until no capture is under way, and keeps captures and turns back until
     /// what is returned is dropped.
     pub(crate) async fn hold(&self) -> oneshot::Sender<()> {
+        self.hold_for(false).await
+    }
+
+    /// The same where processes are dumped meanwhile, by whoever asks.
+    pub(crate) async fn hold_for_dump(&self) -> oneshot::Sender<()> {
+        self.hold_for(true).await
+    }
+
+    async fn hold_for(&self, dumps: bool) -> oneshot::Sender<()> {
         let _waiting = self.schedule.waits();
         let (granted, wait) = oneshot::channel();
         let (held, release) = oneshot::channel();
-        self.send(Message::Hold { granted, release });
+        self.send(Message::Hold {
+            granted,
+            release,
+            dumps,
+        });
         let _ = wait.await;
         held
     }
@@ -351,7 +373,8 @@ impl Turns {
 
     /// Removes the checkpoints that these limits do not keep.
     pub(crate) async fn collect(&self, limits: Limits) -> Result<Collected> {
-        self.ask(|reply| Message::Remove(limits, reply)).await
+        // Beside captures: none holds it back.
+        self.answer(|reply| Message::Remove(limits, reply)).await
     }
 
     /// Ends the watch, and waits until everything staged is published.

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
-use crab_store::{CaptureFailed, Class, Cost, JournalRecord, Trigger, TurnRecord};
+use crab_store::{CaptureFailed, Class, Cost, JournalRecord, Trigger, TurnId, TurnRecord};
 
 use super::{
     Checkpointed,
@@ -281,6 +281,8 @@ impl Task {
             capture.forget(holds_processes);
         }
         let turn = record.turn;
+        // Not every way to a record has taken its number yet.
+        history.next = history.next.max(TurnId(turn.0 + 1));
         record.checkpoint = None;
         record.reason = format!("no checkpoint: {reason}");
         history.append(JournalRecord::Turn(record));

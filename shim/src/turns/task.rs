@@ -352,10 +352,21 @@ impl Task {
             Message::Checkpoint(reply) => {
                 let _ = reply.send(self.checkpoint().await);
             }
-            Message::Hold { granted, release } => {
+            Message::Hold {
+                granted,
+                release,
+                dumps,
+            } => {
+                if dumps {
+                    // What it holds afterwards is taken for what it held before.
+                    self.with_init(Capture::look_at_init).await;
+                }
                 // Whoever asked may be gone; then it holds nothing.
                 if granted.send(()).is_ok() {
                     let _ = release.await;
+                }
+                if dumps {
+                    self.settle_init().await;
                 }
             }
             Message::Rollback(wish, reply) => {

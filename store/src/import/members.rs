@@ -4,12 +4,15 @@
 //! write. What is no content has a limit here, which a general reader has not: a few bytes of zstd are
 //! as many headers, names and attributes as anybody likes.
 
-use std::io::Read;
+use std::io::{self, Read};
 
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
 use super::{Fault, refused};
 use crate::archive::BLOCK;
+
+/// More than any path of a tree has, in bytes.
+const MAX_NAME: u64 = 1 << 20;
 
 /// Reads one member after the other.
 pub(super) struct Members<'a> {
@@ -68,13 +71,16 @@ impl<'a> Members<'a> {
             let stored = header.entry_size().map_err(malformed)?;
             match header.entry_type() {
                 EntryType::GNULongName => {
+                    if stored > MAX_NAME {
+                        return Err(refused("a name in a layer is too long"));
+                    }
                     let mut name = self.take(stored)?;
                     if name.pop() != Some(0) || long.is_some() {
                         return Err(refused("a name in a layer is malformed"));
                     }
                     long = Some(name);
                 }
-                EntryType::GNULongLink | EntryType::XHeader => drop(self.take(stored)?),
+                EntryType::GNULongLink | EntryType::XHeader => self.pass(stored)?,
                 kind => {
                     let path = long.unwrap_or_else(|| header.path_bytes().into_owned());
                     let size = match kind {
@@ -123,6 +129,16 @@ impl<'a> Members<'a> {
             self.bytes(BLOCK - over)?;
         }
         Ok(())
+    }
+
+    /// Goes past a content, however long it is, with no more than a buffer.
+    fn pass(&mut self, len: u64) -> Result<(), Fault> {
+        self.spend(len)?;
+        let mut content = self.from.by_ref().take(len);
+        if io::copy(&mut content, &mut io::sink())? < len {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        self.skip_padding(len)
     }
 
     fn take(&mut self, len: u64) -> Result<Vec<u8>, Fault> {

@@ -17,8 +17,9 @@
 //! What comes in begins a history of its own, as a copy does that `crab fork` makes (fork.rs): its shim
 //! makes the process image that of the new container.
 //!
-//! Whoever restores a checkpoint runs what is in it, with what the container may do: an archive is to
-//! be trusted as much as an image is.
+//! Whoever restores a checkpoint runs what is in it. An archive of files alone is to be trusted as
+//! much as an image is; one with processes as root on this host is, since CRIU takes credentials,
+//! capabilities, filters of system calls and cgroups from its images.
 
 mod members;
 mod outer;
@@ -251,14 +252,23 @@ impl Store {
         now_ms: u64,
         progress: &mut Progress<'_>,
     ) -> Result<Imported, ImportError> {
-        if let Ok(there) = self.sandbox(&id) {
-            if there.is_begun() {
+        // Nobody else begins one of that name from here on.
+        let mut writer = self.writer(&id)?;
+        if writer.store().is_begun() {
+            return Err(ImportError::Exists(id));
+        }
+        if writer
+            .store()
+            .journal()
+            .is_ok_and(|it| !it.records.is_empty())
+        {
+            // What an import that was killed has left.
+            writer.remove()?;
+            writer = self.writer(&id)?;
+            if writer.store().is_begun() {
                 return Err(ImportError::Exists(id));
             }
-            // What an import that was killed has left.
-            self.remove(&id)?;
         }
-        let writer = self.writer(&id)?;
         let brought = (|| -> Result<Manifest, Fault> {
             let mut pack = writer.begin()?;
             let manifest = bring(&archive, &id, now_ms, &mut pack, progress)?;
