@@ -284,9 +284,8 @@ impl Inner {
             return Answer::Go;
         };
         if known.gave_up {
-            let id = known.id;
-            self.names.remove(&id);
-            self.jobs.remove(name);
+            // Until the shim says that it knows: it may have asked anew meanwhile, and who
+            // asked before hears nothing.
             return Answer::GiveUp;
         }
         if known.may == Some(step) {
@@ -307,6 +306,7 @@ impl Inner {
             info!(%sandbox, "its shim has ended, and its jobs with it");
             self.shims.remove(&sandbox);
             self.scheduler.gone(now, &sandbox, "its shim ended");
+            self.jobs.retain(|(of, _), _| *of != sandbox);
         }
         // Those that ended by time, and whose shims never said another word.
         let open: std::collections::HashSet<JobId> =
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_held_back_for_too_long_is_given_up_and_said_once() {
+    async fn what_was_held_back_for_too_long_is_given_up_until_that_is_heard() {
         let desk = desk();
         assert_eq!(ask(&desk, "d/a", Step::Capture, SHORT).await, Answer::Go);
         let held = request("d/b", Some(Duration::from_secs(3)));
@@ -386,7 +386,13 @@ mod tests {
         let answer = desk.ask(held, Step::Capture, shim, LONG).await;
         assert_eq!(answer, Answer::GiveUp);
         assert_eq!(desk.inner().scheduler.counts().given_up, 1);
-        // Its next turn asks under another name, and this one if it is asked again.
+        // Whoever asks at the same time is told the same, and nobody that it may go ahead.
+        assert_eq!(
+            ask(&desk, "d/b", Step::Capture, SHORT).await,
+            Answer::GiveUp
+        );
+        desk.end("d/b", 7, End::GivenUp);
+        assert_eq!(desk.inner().scheduler.counts().given_up, 1);
         assert_eq!(ask(&desk, "d/b", Step::Capture, SHORT).await, Answer::Wait);
     }
 

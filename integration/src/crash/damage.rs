@@ -88,11 +88,18 @@ fn leave_a_history(testbed: &Testbed) -> Result<SandboxId> {
     Ok(id)
 }
 
+/// How a journal's record begins.
+const RECORD: &[u8] = b"\xffCJ\xfe";
+
 /// Cut, or with one bit flipped.
 fn changed(whole: &[u8], chance: &mut Chance) -> (String, Vec<u8>) {
     let mut bytes = whole.to_vec();
-    let at = chance.within(0..whole.len() as u64) as usize;
+    let mut at = chance.within(0..whole.len() as u64) as usize;
     if chance.once_in(3) {
+        // Between records is where a journal ends whose writer has died.
+        if whole[at..].starts_with(RECORD) {
+            at += 1;
+        }
         bytes.truncate(at);
         return (format!("cut at {at} of {}", whole.len()), bytes);
     }
