@@ -179,14 +179,8 @@ mod tests {
         assert_eq!(sandbox.rollback_begun().unwrap(), Some(later));
         let path = sandbox.dir().join(ROLLBACK_FILE);
         assert_eq!(path.metadata().unwrap().len(), ROOM as u64);
-        assert!(
-            sandbox
-                .check(&mut |_, _| {})
-                .unwrap()
-                .damage
-                .iter()
-                .all(|it| it.path != path)
-        );
+        let checked = ROLLBACK.load_checked::<Option<RollbackBegun>>(&path);
+        assert_eq!(checked.unwrap(), Some(Some(later)));
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(b"0", 40).unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), None);
