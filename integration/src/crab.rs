@@ -45,6 +45,17 @@ pub struct Turns {
     pub damaged: usize,
 }
 
+impl Turns {
+    /// The turns whose checkpoints the journal says are removed.
+    pub fn removed(&self) -> impl Iterator<Item = u64> {
+        let removals = self.events.iter().filter_map(|event| match event {
+            JournalRecord::Removed(removal) => Some(&removal.turns),
+            _ => None,
+        });
+        removals.flatten().map(|turn| turn.0)
+    }
+}
+
 /// A turn, as `crab turns` shows it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Turn {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{BUSYBOX, Crab, RunOptions, Sandbox, Testbed, poll};
-use crab_store::{Class, JournalRecord};
+use crab_store::Class;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -15,14 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn removed(crab: &Crab, sandbox: &Sandbox) -> Result<Vec<u64>> {
     let turns = crab.turns(sandbox)?;
     let mut removed: Vec<u64> = turns
-        .events
-        .iter()
-        .filter_map(|event| match event {
-            JournalRecord::Removed(removal) => Some(&removal.turns),
-            _ => None,
-        })
-        .flatten()
-        .map(|turn| turn.0)
+        .removed()
         .filter(|number| {
             let mut all = turns.turns.iter();
             all.any(|turn| turn.number() == *number && !turn.published)

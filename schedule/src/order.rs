@@ -30,11 +30,6 @@ impl Policy {
             Self::Predictive => "predictive",
         }
     }
-
-    /// The one that is written so.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|policy| policy.as_str() == word)
-    }
 }
 
 /// The place of a job among others that want the same; the least is the next.

@@ -4,11 +4,6 @@
 
 use std::{env, path::Path};
 
-use anyhow::{Context, Result};
-use crab_fault::Point;
-
-use crate::sandbox::Container;
-
 /// The file in the run directory that names them.
 const FILE: &str = "fail-at";
 /// The variable with which any build listens.
@@ -19,10 +14,4 @@ pub(crate) fn listen(run_dir: &Path) {
     if cfg!(debug_assertions) || env::var_os(VARIABLE).is_some() {
         crab_fault::listen(run_dir.join(FILE));
     }
-}
-
-/// A step that fails if it was asked for. One that is not in the list always does.
-pub(crate) fn point(_: &Container, name: &str) -> Result<()> {
-    let point = Point::named(name).with_context(|| format!("no step is called {name}"))?;
-    Ok(crab_fault::pass(point)?)
 }

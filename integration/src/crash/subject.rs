@@ -5,7 +5,7 @@
 use std::{cmp::Ordering, collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use crab_store::{DEFAULT_ROOT, JournalRecord, SandboxStore, Store};
+use crab_store::{DEFAULT_ROOT, SandboxStore, Store};
 
 use super::state;
 use crate::{
@@ -246,17 +246,8 @@ impl Subject {
                 .and_then(|manifest| state::of_checkpoint(&store, &manifest));
             there.insert(turn.0, state);
         }
-        let removed: Vec<u64> = self
-            .turns()?
-            .events
-            .iter()
-            .filter_map(|event| match event {
-                JournalRecord::Removed(removal) => Some(&removal.turns),
-                _ => None,
-            })
-            .flatten()
-            .map(|turn| turn.0)
-            .collect();
+        let turns = self.turns()?;
+        let removed: Vec<u64> = turns.removed().collect();
         let gone = self.known.keys().filter(|turn| !there.contains_key(turn));
         for turn in gone.copied().collect::<Vec<_>>() {
             self.known.remove(&turn);

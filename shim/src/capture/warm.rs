@@ -19,6 +19,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use crab_fault::Point;
 use crab_runtime::{
     files::{Plan, PlanError, PlanLimits, Renewed, put_back},
     procs::Set,
@@ -27,7 +28,6 @@ use crab_store::{Digest, Manifest, ObjectReader, Tree, escape};
 use rustix::fs::{Mode, OFlags, fstat, open};
 
 use super::{Capture, Verification, mount_table, roots::held_below, standing::Standing};
-use crate::fault;
 
 /// How many paths are put back at most while the sandbox stands still, and how many bytes of
 /// files: beyond that it stands longer than one whose processes are replaced.
@@ -245,11 +245,14 @@ impl Capture {
     /// Does what is planned, and sees that it is done.
     fn change(&self, steps: &[Step], reader: &ObjectReader) -> Result<Vec<Renewed>> {
         for (at, (root, step)) in self.roots.iter().zip(steps).enumerate() {
-            fault::point(&self.container, &format!("warm-change-{}", at.min(1)))?;
+            crab_fault::pass(match at {
+                0 => Point::WarmChange0,
+                _ => Point::WarmChange1,
+            })?;
             let view = step.view.as_fd();
             step.plan.carry_out(&root.scanner, view, reader)?;
         }
-        fault::point(&self.container, "warm-look")?;
+        crab_fault::pass(Point::WarmLook)?;
         let roots = self.roots.iter().zip(steps);
         roots
             .map(|(root, step)| Ok(step.plan.renewed(&root.scanner, &step.tree)?))
@@ -265,7 +268,7 @@ impl Capture {
         standing: Standing,
     ) -> Warm {
         let put_back = || -> Result<_> {
-            fault::point(&self.container, "warm-put-back")?;
+            crab_fault::pass(Point::WarmPutBack)?;
             let roots = self.roots.iter().zip(steps);
             roots
                 .map(|(root, step)| {

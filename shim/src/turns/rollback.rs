@@ -33,7 +33,6 @@ use super::{RollbackWish, RolledBack, record::Way, task::Task, warm::Tried};
 use crate::{
     capture::micros,
     container::INIT,
-    fault,
     history::{Images, stage_processes},
     sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
     stdio::Client,
@@ -289,7 +288,7 @@ impl Task {
             let staged = |manifest: &Manifest, reader: &ObjectReader, dir: &str| {
                 stage_processes(&container, manifest, reader, &container.run_dir.join(dir))
             };
-            fault::point(&container, "cold-stage")?;
+            crab_fault::pass(Point::ColdStage)?;
             let (target, way_back) = thread::scope(|scope| {
                 // Both take as long as their processes hold memory.
                 let way_back = scope.spawn(|| {
@@ -344,7 +343,7 @@ impl Task {
         self.forget().await?;
         laps.lap("forget");
         let exchanged = blocking(move || {
-            fault::point(&container, "cold-exchange")?;
+            crab_fault::pass(Point::ColdExchange)?;
             replacement.exchange(container.bundle.rootfs())
         })
         .await?;
@@ -387,7 +386,7 @@ impl Task {
     async fn forget(&self) -> Result<()> {
         let container = self.container.clone();
         blocking(move || {
-            fault::point(&container, "cold-forget")?;
+            crab_fault::pass(Point::ColdForget)?;
             Ok(container.runtime.delete()?)
         })
         .await
@@ -396,7 +395,7 @@ impl Task {
     async fn kill(&self) -> Result<()> {
         let container = self.container.clone();
         blocking(move || {
-            fault::point(&container, "cold-kill")?;
+            crab_fault::pass(Point::ColdKill)?;
             match container.cgroup() {
                 // A cgroup that is gone holds nothing.
                 Some(cgroup) if cgroup.processes().is_ok() => Ok(cgroup.kill(KILL_LIMIT)?),
@@ -416,7 +415,7 @@ impl Task {
         laps: &mut Laps,
     ) -> Result<()> {
         let container = self.container.clone();
-        fault::point(&container, "cold-launch")?;
+        crab_fault::pass(Point::ColdLaunch)?;
         container.write_config(true)?;
         let fresh = images.is_none();
         let launch = match images {
@@ -429,7 +428,7 @@ impl Task {
             since,
         } = container.launch(client, launch).await?;
         laps.lap("launch");
-        fault::point(&container, "cold-look")?;
+        crab_fault::pass(Point::ColdLook)?;
         container.adopt(pid)?;
         let rootfs = container.bundle.rootfs().to_path_buf();
         let overlay =
@@ -439,9 +438,9 @@ impl Task {
             .look_at(&writer, &overlay, Some(manifest), upper, fresh)
             .await?;
         laps.lap("look");
-        fault::point(&container, "cold-limit")?;
+        crab_fault::pass(Point::ColdLimit)?;
         container.limit_again().await?;
-        fault::point(&container, "cold-start")?;
+        crab_fault::pass(Point::ColdStart)?;
         if fresh {
             let runtime = container.runtime.clone();
             blocking(move || Ok(runtime.start()?)).await?;

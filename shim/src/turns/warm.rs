@@ -4,13 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, bail};
+use crab_fault::Point;
 use crab_store::{Manifest, SandboxStore};
 
 use super::{Verified, task::Task};
-use crate::{
-    capture::{Warm, same_processes},
-    fault,
-};
+use crate::capture::{Warm, same_processes};
 
 /// What came of trying.
 pub(super) enum Tried {
@@ -47,9 +45,9 @@ impl Task {
         let rootfs = self.container.bundle.rootfs().to_path_buf();
         let manifest = target.clone();
         let note = self.note_of_rollback(target, now)?;
-        let (store, container) = (store.clone(), self.container.clone());
+        let store = store.clone();
         let note = move || {
-            fault::point(&container, "warm-note")?;
+            crab_fault::pass(Point::WarmNote)?;
             Ok(store.begin_rollback(note)?)
         };
         let warm = self
