@@ -143,9 +143,14 @@ pub fn is_frozen(pid: u32) -> Result<bool> {
 }
 
 /// Kills Crab's daemon, which has to run, and waits for its end; gives its process id.
+/// With it goes one that is only just coming, and would take its place.
 pub fn kill_crabd() -> Result<u32> {
     let crabd = crabd().context("no crabd runs")?;
     ensure!(kill(crabd)?, "crabd was gone already");
+    for coming in named(CRABD) {
+        kill(coming)?;
+        wait_gone(coming, Duration::from_secs(20))?;
+    }
     wait_gone(crabd, Duration::from_secs(20))?;
     Ok(crabd)
 }

@@ -22,6 +22,10 @@ BUILD_TOOLS=(
     "unshare util-linux"
     # the checks
     "shellcheck shellcheck"
+    # the tests of captures: disks of every kind
+    "mkfs.xfs xfsprogs"
+    "mkfs.btrfs btrfs-progs"
+    "setfattr attr"
 )
 
 deps_die() {

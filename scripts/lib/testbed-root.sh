@@ -12,9 +12,9 @@ ROOT_PACKAGES=(
     # what is tested against
     containerd runc crun criu libcriu2 docker.io docker-cli tini
     # what CRIU, Docker and the tests call
-    ca-certificates iproute2 iptables nftables procps psmisc attr acl e2fsprogs kmod libcap2-bin
-    # what the CRI and nerdctl call, and where critest has its images from
-    containernetworking-plugins docker-registry util-linux-extra
+    ca-certificates iproute2 iptables nftables procps psmisc attr acl e2fsprogs xfsprogs btrfs-progs kmod libcap2-bin
+    # what the CRI and nerdctl call, where critest has its images from, and who reads exported checkpoints
+    containernetworking-plugins docker-registry util-linux-extra checkpointctl
     # what the test images are made of, and what demo and tests drive
     bash busybox-static gcc git libc6-dev make python3 sqlite3 tmux
     # what one needs to look at it

@@ -54,10 +54,15 @@ impl Calls {
         self.shim.call("Create", request)
     }
 
-    /// Calls a method, and gives the call up before it can have been answered.
-    pub(crate) fn give_up(&self, method: &str, request: &impl Message) -> Result<()> {
-        let soon = Duration::from_millis(300);
-        let answer = self.shim.call_within::<Empty>(soon, method, request);
+    /// Calls a method, and gives the call up before it can have been answered. `longer`: than
+    /// this machine takes, as busy as it is, until the runtime is called.
+    pub(crate) fn give_up(
+        &self,
+        method: &str,
+        request: &impl Message,
+        longer: Duration,
+    ) -> Result<()> {
+        let answer = self.shim.call_within::<Empty>(longer, method, request);
         ensure!(!matches!(answer, Ok(Ok(_))), "{method} was answered");
         Ok(())
     }

@@ -4,7 +4,13 @@
 //! on it, as one does whose deadline is over, or that is killed: the container must not be left
 //! between two states.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use containerd_shim_protos::{
@@ -58,6 +64,12 @@ impl HeldBack {
     }
 }
 
+/// When a call is given up, after it took so long to come to it: that took shims and runtimes
+/// that were started, and the call starts one.
+fn longer_than(preparing: Duration) -> Duration {
+    Duration::from_millis(300) + preparing * 3
+}
+
 /// A container whose init, or an exec of which, can be started, by a runtime that is held
 /// back then.
 fn to_be_started(testbed: &Testbed, shim: Runtime, exec: &str) -> Result<(HeldBack, Alone)> {
@@ -79,13 +91,15 @@ fn to_be_started(testbed: &Testbed, shim: Runtime, exec: &str) -> Result<(HeldBa
 fn a_start_that_is_given_up_is_carried_out() -> Result<()> {
     let testbed = Testbed::here()?;
     for exec in ["", "e"] {
+        let began = Instant::now();
         let (runtime, alone) = to_be_started(&testbed, Runtime::Crab, exec)?;
         let request = StartRequest {
             id: alone.calls.id.clone(),
             exec_id: exec.into(),
             ..Default::default()
         };
-        alone.calls.give_up("Start", &request)?;
+        let longer = longer_than(began.elapsed());
+        alone.calls.give_up("Start", &request, longer)?;
         ensure!(runtime.was_called(), "{exec:?}: it was given up too early");
         runtime.let_go()?;
         poll("it runs", LIMIT, || {
@@ -105,6 +119,7 @@ fn a_start_that_is_given_up_is_carried_out() -> Result<()> {
 fn a_container_whose_create_is_given_up_goes_and_its_shim_with_it() -> Result<()> {
     let testbed = Testbed::here()?;
     for shut_down_meanwhile in [false, true] {
+        let began = Instant::now();
         let runtime = HeldBack::new("create")?;
         let wish = Wish {
             options: runtime.options()?,
@@ -113,7 +128,8 @@ fn a_container_whose_create_is_given_up_goes_and_its_shim_with_it() -> Result<()
         let alone = Alone::start(&testbed, Runtime::Crab, &wish)?;
         let shim = alone.shim()?;
         let request = alone.request(&wish)?;
-        alone.calls.give_up("Create", &request)?;
+        let longer = longer_than(began.elapsed());
+        alone.calls.give_up("Create", &request, longer)?;
         ensure!(runtime.was_called(), "it was given up too early");
         if shut_down_meanwhile {
             // As containerd does next, and only once.

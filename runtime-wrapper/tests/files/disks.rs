@@ -21,7 +21,7 @@ const LARGE: usize = 48 << 20;
 fn disk(bench: &Bench, kind: &str) -> Option<Mounted> {
     let tool = format!("mkfs.{kind}");
     if Command::new(&tool).arg("-V").output().is_err() {
-        println!("{kind} is skipped: there is no {tool}");
+        println!("skipped: {kind}: there is no {tool}");
         return None;
     }
     let at = bench.path(kind);
