@@ -9,7 +9,7 @@
 //! | who asks | how |
 //! | --- | --- |
 //! | who starts the process | `CRAB_CRASH_AT=<point>` in its environment: it dies there, by SIGKILL, as the kernel would have it; `<point>:<n>` when it comes there for the nth time |
-//! | whoever can write a file to which it listens ([`listen`]) | a line each: `<point>` has the step fail, `die <point>` has the process die there. What was met is taken out |
+//! | whoever can write a file to which it listens ([`listen`]) | a line each: `<point>` has the step fail, `die <point>` has the process die there, `hold <point>` has it stand still, by SIGSTOP. What was met is taken out |
 //!
 //! Where nobody asks, a point costs two loads.
 #![forbid(unsafe_code)]
@@ -26,6 +26,7 @@ use std::{
     },
 };
 
+use rustix::process::{Signal, getpid, kill_process};
 use thiserror::Error;
 
 pub use points::{Part, Point};
@@ -49,13 +50,17 @@ pub fn listen(path: PathBuf) {
 /// A step that may be made to fail, or to be the last.
 pub fn pass(point: Point) -> Result<(), Failed> {
     if is_last(point) {
-        die();
+        signal(Signal::KILL);
     }
     match FILE.get().and_then(|path| file::asked(path, point)) {
         None => Ok(()),
         Some(file::Asked::Fail) => Err(Failed(point)),
         Some(file::Asked::Die) => {
-            die();
+            signal(Signal::KILL);
+            Ok(())
+        }
+        Some(file::Asked::Hold) => {
+            signal(Signal::STOP);
             Ok(())
         }
     }
@@ -83,7 +88,7 @@ fn is_last(point: Point) -> bool {
     name == point.name() && TIMES.fetch_add(1, Ordering::Relaxed) + 1 == *time
 }
 
-fn die() {
-    use rustix::process::{Signal, getpid, kill_process};
-    let _ = kill_process(getpid(), Signal::KILL);
+/// To this process.
+fn signal(signal: Signal) {
+    let _ = kill_process(getpid(), signal);
 }

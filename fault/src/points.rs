@@ -107,6 +107,7 @@ points! {
         ColdForget "cold-forget" "It is, and the runtime knows it still.",
         ColdExchange "cold-exchange" "The runtime does not; the files are those of now.",
         ColdLaunch "cold-launch" "The files are those of before, and nothing runs.",
+        ColdUndo "cold-undo" "That failed; the files of now are about to be put back.",
         ColdLook "cold-look" "The processes are there.",
         ColdLimit "cold-limit" "They are recorded, their limits are not theirs yet.",
         ColdStart "cold-start" "A new init is made, and not started.",

@@ -90,6 +90,8 @@ struct Held {
     ran_out: bool,
     /// A command waits for the publication that is under way.
     hurry: bool,
+    /// The end of the next turn does, and with it whatever waits at the gate.
+    needed: bool,
     /// The sandbox is being deleted, which waits for nobody else's captures.
     closing: bool,
 }
@@ -186,6 +188,11 @@ impl Schedule {
         self.held.send_modify(|held| held.hurry = hurry);
     }
 
+    /// Whether the next turn cannot be looked at before that publication is done.
+    pub(crate) fn needed(&self, needed: bool) {
+        self.held.send_modify(|held| held.needed = needed);
+    }
+
     /// The sandbox is being deleted: nothing waits for its turn any more.
     pub(crate) fn close(&self) {
         self.held.send_modify(|held| held.closing = true);
@@ -248,7 +255,9 @@ impl Schedule {
         let mut watching = self.held.subscribe();
         loop {
             let held = *watching.borrow_and_update();
-            if held.hurry || held.closing {
+            // An agent is not held up for other sandboxes' disks.
+            let holds_up = held.needed && (held.waiting > 0 || held.ran_out);
+            if held.hurry || held.closing || holds_up {
                 return;
             }
             let question = self.question("publish", turn, class, bytes, held);
@@ -457,6 +466,19 @@ mod tests {
             schedule.publish(3, Class::Full, 1).await;
         };
         timeout(SLACK, both).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn no_agent_is_held_up_by_a_publication_of_an_earlier_turn() {
+        let (dir, schedule) = schedule(Durability::EveryTurn);
+        let _hangs = tokio::net::UnixListener::bind(paths::crabd_socket(dir.path())).unwrap();
+        let _waiting = schedule.waits();
+        // As long as the turn goes on, that nobody waits for.
+        let waits = timeout(SLACK, schedule.publish(3, Class::Files, 1)).await;
+        assert!(waits.is_err(), "it did not ask");
+        schedule.needed(true);
+        let goes = timeout(SLACK, schedule.publish(3, Class::Files, 1)).await;
+        assert!(goes.is_ok());
     }
 
     #[tokio::test]

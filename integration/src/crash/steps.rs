@@ -209,9 +209,14 @@ fn in_a_rollback(subject: &mut Subject, point: Point, how: &[&str]) -> Result<()
     subject.turn(Kind::Files)?;
     let before = subject.now();
     let mut lines = vec![die(point)];
-    if point == Point::WarmPutBack {
-        // Only after a failure.
-        lines.insert(0, Point::WarmLook.to_string());
+    // Only after a failure.
+    let failure = match point {
+        Point::WarmPutBack => Some(Point::WarmLook),
+        Point::ColdUndo => Some(Point::ColdLaunch),
+        _ => None,
+    };
+    if let Some(failure) = failure {
+        lines.insert(0, failure.to_string());
     }
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     shim_dies(subject, &lines, |subject| {

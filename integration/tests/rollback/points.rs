@@ -158,6 +158,31 @@ fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn processes_never_come_back_to_the_files_of_another_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
+    let one = crab.turn_of(&sandbox, Class::Files, "echo one >/root/f")?;
+    crab.turn_of(&sandbox, Class::Files, "echo two >/root/f")?;
+    let armed = Points::arm(&["cold-launch", "cold-undo"])?;
+    let (id, turn) = (sandbox.sandbox_id(), one.number().to_string());
+    let said = crab.run(&["rollback", &id, "--turn", &turn, "--cold"])?;
+    ensure!(
+        said.status != 0 && said.stderr.contains("crab restore"),
+        "{}: {}",
+        said.status,
+        said.stderr
+    );
+    ensure!(armed.left()?.is_empty(), "not met: {}", armed.left()?);
+    drop(armed);
+    sandbox.wait_for(State::Stopped)?;
+    crab.restore(&sandbox, None)?;
+    assert_eq!(sandbox.sh_ok("cat /root/f")?, "two");
+    Ok(())
+}
+
 /// A sandbox after two turns, whose shim was killed on the way back to the first; and that turn.
 fn killed_in_a_rollback(crab: &Crab, client: Client, point: &str) -> Result<(Sandbox, u64)> {
     let sandbox = client.run(DEBIAN, RunOptions::without_bytecode())?;

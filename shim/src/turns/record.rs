@@ -184,7 +184,9 @@ impl Task {
             }) => &mut pending.task,
             _ => return None,
         };
+        self.schedule.needed(true);
         let result = task.await;
+        self.schedule.needed(false);
         self.settle_pending(result)
     }
 

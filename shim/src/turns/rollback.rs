@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, anyhow};
 use crab_fault::Point;
 use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
 use crab_store::{
@@ -191,11 +191,16 @@ impl Task {
         self.container.processes.replacing().map_err(Error::from)?;
         let _still = Still::stand(self.container.clone());
         let start = Instant::now();
-        let Err(error) = self.replace(target, &client).await else {
+        let Err(Fell { error, is_whole }) = self.replace(target, &client).await else {
             return Ok(start.elapsed());
         };
         tracing::error!(turn = turn.0, error = %format!("{error:#}"), "rollback failed; going back");
-        match self.go_back(way_back, &client).await {
+        let back = match is_whole {
+            true => self.go_back(way_back, &client).await,
+            // Its processes would find the files of another turn.
+            false => Err(anyhow!("the files are not those of before")),
+        };
+        match back {
             Ok(()) => Err(error.context("the sandbox is as it was").into()),
             Err(again) => {
                 // Whatever came up of it is not the sandbox.
@@ -328,8 +333,8 @@ impl Task {
         .await
     }
 
-    /// Steps 3 to 5. If one fails, the files of before are in place again.
-    async fn replace(&mut self, target: Target, client: &Arc<Client>) -> Result<()> {
+    /// Steps 3 to 5. If one fails, it tells whether the files of before are in place again.
+    async fn replace(&mut self, target: Target, client: &Arc<Client>) -> Result<(), Fell> {
         let Target {
             manifest,
             images,
@@ -357,12 +362,21 @@ impl Task {
             return Ok(());
         };
         let undone = match self.clear().await {
-            Ok(()) => blocking(move || exchanged.undo()).await,
+            Ok(()) => {
+                blocking(move || {
+                    crab_fault::pass(Point::ColdUndo)?;
+                    exchanged.undo()
+                })
+                .await
+            }
             Err(left) => Err(left),
         };
         match undone {
-            Ok(()) => Err(error),
-            Err(again) => Err(error.context(format!("the old files are not in place: {again:#}"))),
+            Ok(()) => Err(error.into()),
+            Err(again) => Err(Fell {
+                error: error.context(format!("the old files are not in place: {again:#}")),
+                is_whole: false,
+            }),
         }
     }
 
