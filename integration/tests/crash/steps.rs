@@ -10,7 +10,7 @@ use crab_integration::{
 };
 
 /// Of the steps, one of so many.
-const SHARE: usize = 6;
+const SHARE: usize = 9;
 const KILLS: usize = 8;
 const DAMAGED: usize = 300;
 /// The same choices each time: what they lead to is up to the machine.
