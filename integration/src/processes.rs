@@ -78,18 +78,27 @@ pub fn crabd() -> Option<u32> {
 }
 
 /// Whether a process, or any thread of it, has not ended. One that nobody has waited for
-/// has.
+/// has. The first thread may end before the others.
 pub fn is_alive(pid: u32) -> bool {
+    states(pid).any(|state| !matches!(state, 'Z' | 'X' | 'x'))
+}
+
+/// Whether a process stands still, by a signal.
+pub fn is_stopped(pid: u32) -> bool {
+    let mut states = states(pid).peekable();
+    states.peek().is_some() && states.all(|state| state == 'T')
+}
+
+/// In which state each thread of a process is.
+fn states(pid: u32) -> impl Iterator<Item = char> {
     // "<pid> (<name>) <state> ...": the name may hold anything, and ends with
-    // the last parenthesis. The first thread may end before the others.
-    let lives = |task: fs::DirEntry| {
-        fs::read_to_string(task.path().join("stat"))
-            .ok()
-            .and_then(|stat| stat.rsplit_once(')')?.1.trim_start().chars().next())
-            .is_some_and(|state| !matches!(state, 'Z' | 'X' | 'x'))
+    // the last parenthesis.
+    let state = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        stat.rsplit_once(')')?.1.trim_start().chars().next()
     };
     let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    tasks.into_iter().flatten().flatten().any(lives)
+    tasks.into_iter().flatten().flatten().filter_map(state)
 }
 
 /// SIGKILL to one process; false if there is none any more.

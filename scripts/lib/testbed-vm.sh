@@ -8,7 +8,7 @@
 #
 # Owns $CACHE/vmroot-<suite>-<key>, its root, and $CACHE/vm-<suite>-<key>: the kernel, and disk.ext4, made of that root
 # and the prepared state of the daemons, the test images imported. No run writes to
-# it: QEMU keeps a run's changes in an unlinked file. A second disk holds /src: a copy of the repository without what
+# it: QEMU keeps a run's changes in an unlinked file, or a machine that may lose its power has a copy. A second disk holds /src: a copy of the repository without what
 # was built, what --with names, and the programs (not installed: that is for CMD to do, as a user would).
 # Invariant: as of the other runs: when run_vm returns, no process of the run is left; what SIGKILL leaves on disk the
 # next run sweeps away. A machine that hangs is cut off after --limit seconds.
@@ -114,6 +114,11 @@ run_vm() {
     log=$RUN/upper/var/log
     mkdir -p "$log"
     vm_src
+    local root=$VM/disk.ext4 snapshot=on boot
+    if [ "$BOOTS" -gt 1 ]; then
+        root=$RUN/root.ext4 snapshot=off
+        cp --sparse=always --reflink=auto "$VM/disk.ext4" "$root"
+    fi
     mkfifo "$RUN/stdout" "$RUN/stderr"
     # Held open here, so that a reader neither waits for QEMU to come nor ends before all has gone.
     local held_out held_err readers=()
@@ -122,10 +127,30 @@ run_vm() {
     readers+=($!)
     cat "$RUN/stderr" {held_out}>&- {held_err}>&- {CACHE_LOCK}>&- {RUN_LOCK}<&- >&2 &
     readers+=($!)
+    for ((boot = 1; boot <= BOOTS; boot++)); do
+        STATUS=0
+        vm_boot "$root" "$snapshot"
+        # Cut off by the limit, or done.
+        if [ "$STATUS" != 0 ] || vm_status >/dev/null; then
+            break
+        fi
+        [ "$boot" = "$BOOTS" ] || note "the machine has lost its power and is started again"
+        # That it was not unmounted is as it should be.
+        e2fsck -fp "$RUN/src.ext4" >/dev/null 2>&1 || true
+    done
+    trap - INT TERM HUP EXIT
+    exec {held_out}>&- {held_err}>&-
+    wait "${readers[@]}" || true
+    vm_outcome "$log"
+    run_destroy "" vm || STATUS=125
+}
+
+# vm_boot ROOT SNAPSHOT: from power-on to power-off, however that comes.
+vm_boot() {
     # One processor: the kernel patches its own text while it runs, and with several the emulation now and then executes
     # what is patched no more (a panic: "Oops: int3" in __schedule).
     # Nor does it matter how long it takes to boot: --limit ends what hangs.
-    # -no-reboot: a panic ends it. Its changes of the disk are in TMPDIR, unlinked.
+    # -no-reboot: a panic ends it. Its changes of the disk are in TMPDIR, unlinked, unless it is to be started again.
     (
         exec {CACHE_LOCK}>&- {RUN_LOCK}<&- {held_out}>&- {held_err}>&-
         export TMPDIR=$RUN/tmp
@@ -135,22 +160,22 @@ run_vm() {
             qemu-system-x86_64 -name crab-testbed -nodefaults -no-user-config -display none -no-reboot \
             -machine q35 -accel tcg,thread=single -cpu max -smp 1 -m 3G \
             -kernel "$VM/vmlinuz" -append "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 systemd.getty_auto=no systemd.default_device_timeout_sec=900 systemd.default_timeout_start_sec=900 quiet" \
-            -drive "if=none,id=root,file=$VM/disk.ext4,format=raw,snapshot=on" -device nvme,drive=root,serial=root \
+            -drive "if=none,id=root,file=$1,format=raw,snapshot=$2" -device nvme,drive=root,serial=root \
             -drive "if=none,id=src,file=$RUN/src.ext4,format=raw" -device virtio-blk-pci,drive=src \
-            -chardev "file,id=console,path=$log/console.log" -serial chardev:console \
+            -chardev "file,id=console,path=$log/console.log,append=on" -serial chardev:console \
             -device virtio-serial-pci \
             -chardev "file,id=out,path=$RUN/stdout" -device virtserialport,chardev=out,name=crab.stdout \
             -chardev "file,id=err,path=$RUN/stderr" -device virtserialport,chardev=err,name=crab.stderr \
-            >"$log/qemu.log" 2>&1 </dev/null
+            >>"$log/qemu.log" 2>&1 </dev/null
     ) &
     UNIT=$!
     wait "$UNIT" || STATUS=$?
     UNIT=
-    trap - INT TERM HUP EXIT
-    exec {held_out}>&- {held_err}>&-
-    wait "${readers[@]}" || true
-    vm_outcome "$log"
-    run_destroy "" vm || STATUS=125
+}
+
+# vm_status: the command's, which is on the disk once it has ended.
+vm_status() {
+    debugfs -R "cat /$VM_EXCHANGE/out/status" "$RUN/src.ext4" 2>/dev/null | grep -x '[0-9]*'
 }
 
 # What came back of it: sets STATUS.
@@ -158,7 +183,7 @@ vm_outcome() {
     local log=$1 status
     debugfs -R "rdump /$VM_EXCHANGE/out $RUN/tmp" "$RUN/src.ext4" >/dev/null 2>&1 || true
     cp -a "$RUN/tmp/out/log/." "$log/" 2>/dev/null || true
-    if read -r status 2>/dev/null <"$RUN/tmp/out/status"; then
+    if status=$(vm_status); then
         STATUS=$status
         return
     fi

@@ -305,6 +305,9 @@ impl Campaign {
     /// Older checkpoints come back as well.
     fn go_back(&mut self) -> Result<()> {
         for _ in 0..2 {
+            // A removal may be under way, behind what came last: it is waited for.
+            self.subject.crab(&["gc"])?;
+            self.subject.check_store(&[self.subject.now()], false)?;
             let known = self.subject.checkpoints();
             let target = self.chance.of(&known);
             self.subject.roll_back(target)?;

@@ -7,6 +7,7 @@
 //! Subject    a sandbox of which it is known what each of its checkpoints has to hold
 //!   steps      die at every step in the list of crab-fault, one after the other
 //!   kills      SIGKILL to a shim, crabd, runc, CRIU or `crab gc` at random instants
+//!   power      the whole machine loses its power at a step of a publication, or at a random instant
 //! damage     bits flipped and files cut in copies of a store
 //! ```
 //! After each death the store is read past Crab's commands, `crab fsck` has to find nothing,
@@ -16,6 +17,7 @@
 mod armed;
 mod damage;
 mod kills;
+mod power;
 mod state;
 mod steps;
 mod subject;
@@ -23,5 +25,6 @@ mod subject;
 pub use armed::Armed;
 pub use damage::{Damaged, damage};
 pub use kills::{Killed, kills};
+pub use power::{Cut, power};
 pub use steps::{Extent, Stepped, steps};
 pub use subject::{Kind, Subject};

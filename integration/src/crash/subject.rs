@@ -6,10 +6,11 @@ use std::{cmp::Ordering, collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use crab_store::{DEFAULT_ROOT, SandboxStore, Store};
+use serde::{Deserialize, Serialize};
 
 use super::state;
 use crate::{
-    client::RunOptions,
+    client::{RunOptions, Runtime},
     command::{Running, Tool},
     counter::{self, Outside},
     crab::{Crab, Turns},
@@ -47,6 +48,16 @@ pub struct Subject {
     lost: Vec<String>,
 }
 
+/// What of it outlasts this process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Noted {
+    name: String,
+    counts: BTreeMap<u64, Option<u64>>,
+    known: BTreeMap<u64, Option<u64>>,
+    now: u64,
+    next: u64,
+}
+
 impl Subject {
     /// A new one, with a first state.
     pub fn start(testbed: &Testbed, options: RunOptions) -> Result<Self> {
@@ -64,6 +75,30 @@ impl Subject {
         subject.known.insert(0, Some(0));
         subject.serve()?;
         Ok(subject)
+    }
+
+    /// All that is known of it, for who goes on after the machine was off.
+    pub(super) fn noted(&self) -> Noted {
+        Noted {
+            name: self.sandbox.name().to_owned(),
+            counts: self.counts.clone(),
+            known: self.known.clone(),
+            now: self.now,
+            next: self.next,
+        }
+    }
+
+    /// Goes on with what was noted. The sandbox need not run.
+    pub(super) fn resume(testbed: &Testbed, noted: Noted) -> Self {
+        Self {
+            crab: testbed.crab(),
+            sandbox: Sandbox::new(testbed.ctr(), Runtime::Crab, &noted.name),
+            counts: noted.counts,
+            known: noted.known,
+            now: noted.now,
+            next: noted.next,
+            lost: Vec::new(),
+        }
     }
 
     /// The sandbox.
@@ -119,7 +154,7 @@ impl Subject {
     }
 
     /// The next state, and the script that makes it.
-    fn next(&mut self, kind: Kind) -> (u64, String) {
+    pub(super) fn next(&mut self, kind: Kind) -> (u64, String) {
         let count = self.counts[&self.now];
         let (more, ask) = match (kind, count) {
             (Kind::Full, Some(_)) => (1, "; ask counter count"),
@@ -142,8 +177,13 @@ impl Subject {
     /// The same, and waits for nothing: the command, and the state to come.
     pub fn turn_only(&mut self, kind: Kind) -> Result<(Running, u64)> {
         let (number, script) = self.next(kind);
-        let args = ["bash", "-c", &script];
-        Ok((self.sandbox.exec_start(&args, &ExecOptions::new())?, number))
+        Ok((self.begin(&script)?, number))
+    }
+
+    /// Begins a turn with such a script.
+    pub(super) fn begin(&self, script: &str) -> Result<Running> {
+        let args = ["bash", "-c", script];
+        self.sandbox.exec_start(&args, &ExecOptions::new())
     }
 
     /// That a checkpoint is gone is no loss from now on.
