@@ -14,7 +14,7 @@ use crate::{
     error::CliError,
     live::{Live, WORK_TIMEOUT, refusal},
     named::TurnName,
-    output::{duration, visible},
+    output::{count, duration, visible},
 };
 
 const WHAT: &str = "verify";
@@ -99,9 +99,9 @@ impl Compared {
     pub(crate) fn text(&self, sandbox: &SandboxId) -> String {
         let checkpoint = self.checkpoint;
         let looked_at = format!(
-            "{} paths, {} processes, memory {}; {}",
-            self.paths,
-            self.processes,
+            "compared {}, {}, memory {}; {}",
+            count(self.paths, "path", "paths"),
+            count(self.processes, "process", "processes"),
             visible(&self.memory),
             duration(self.took_us)
         );

@@ -200,7 +200,7 @@ fn unlike() -> Verification {
 }
 
 const UNLIKE: &str = "\
-default/demo has changed since checkpoint 2 (12 paths, 1 processes, memory differs; 9.0 ms)
+default/demo has changed since checkpoint 2 (compared 12 paths, 1 process, memory differs; 9.0 ms)
 the checkpoint has files only: no criu
 ~ /root/f\\u{7}: content
 - /root/d (dir)
@@ -377,7 +377,7 @@ fn what_differs_from_a_checkpoint_is_told_and_is_the_exit_code() {
     let alive = Alive::new();
     assert_eq!(
         alive.host.crab(&["verify", "demo"]).ok(),
-        "default/demo is as at checkpoint 6 (12 paths, 0 processes, memory same; 7.0 ms)\n"
+        "default/demo is as at checkpoint 6 (compared 12 paths, 0 processes, memory same; 7.0 ms)\n"
     );
     let said = alive.host.crab(&["verify", "demo", "--turn", "2"]);
     assert_eq!(
