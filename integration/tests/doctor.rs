@@ -119,6 +119,8 @@ fn a_host_with_everything_is_well() -> Result<()> {
         "{:?}",
         found("bpf")?
     );
+    let tracking = found("soft-dirty")?;
+    ensure!(tracking.found.contains("images are whole"), "{tracking:?}");
     // Whatever its version, it is there.
     ensure!(found("criu")?.found.contains(processes::CRIU_PATH));
     drop(sandbox);

@@ -40,9 +40,11 @@ pub(crate) fn checks() -> Vec<Check> {
         Check::ok(
             "soft-dirty",
             match tracks_dirty_pages() {
-                true => "the kernel tracks written memory",
+                true => {
+                    "the kernel tracks written memory, but not all of it: process images are whole, never incremental"
+                }
                 false => {
-                    "the kernel does not track written memory: process images are always whole"
+                    "the kernel does not track written memory: process images are whole, as everywhere"
                 }
             },
         ),
