@@ -19,6 +19,7 @@ declare -A ONLY=(
     # Which calls count with the programs that only a kernel takes whose text may be patched.
     [bpf]="every_change_of_a_watched the_32_bit_entry what_can_write a_call_that_ends_after"
     [lifecycle]="events_come_in_order a_killed_shim the_standard_checkpoint limits_can_be metrics_have"
+    [memory]="a_kernel_that_tracks criu_restores"
 )
 export CRAB_TEST_PROGRAMS=fexit:syscalls CRAB_TEST_KEPT_PINS=/run/crab-test-pins
 
