@@ -142,15 +142,36 @@ impl Cgroup {
                 .map(|path| below(&root, &path))
                 .filter(|dir| dir.join("freezer.state").exists())
         });
-        let id = fs::metadata(&dir)
+        Self::found(dir, freezer)
+    }
+
+    /// The cgroup at this path, the same in each hierarchy; nothing if there is none.
+    ///
+    /// # Errors
+    /// When the hierarchies are not where they are expected.
+    pub fn at(path: &str) -> Result<Option<Self>, CgroupError> {
+        let (unified, freezer) = mounts()?;
+        let below = |root: PathBuf| root.join(path.trim_start_matches('/'));
+        let dir = below(unified);
+        if !dir.join("cgroup.procs").exists() {
+            return Ok(None);
+        }
+        let freezer = freezer
+            .map(below)
+            .filter(|dir| dir.join("freezer.state").exists());
+        Self::found(dir, freezer).map(Some)
+    }
+
+    fn found(unified: PathBuf, freezer: Option<PathBuf>) -> Result<Self, CgroupError> {
+        let id = fs::metadata(&unified)
             .map_err(|source| CgroupError::Io {
                 verb: "read",
-                path: dir.clone(),
+                path: unified.clone(),
                 source,
             })?
             .ino();
         Ok(Self {
-            unified: dir,
+            unified,
             freezer,
             id,
         })

@@ -2,9 +2,13 @@
 
 //! Shim, runtime and all inside are killed at once, or containerd is.
 
-use std::fs;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use crab_integration::{BUSYBOX, Counter, DEBIAN, ExecOptions, RunOptions, State, Testbed, poll};
 use crab_store::Class;
 
@@ -94,6 +98,46 @@ fn everything_killed_at_once_comes_back_without_processes() -> Result<()> {
         sandbox.stop()?;
         crab.restore(&sandbox, Some(2))?;
         assert_eq!(sandbox.sh_ok("cat /root/n /root/all")?, "2\n1\n2");
+    }
+    Ok(())
+}
+
+/// The v2 cgroup of a process, as a directory.
+fn cgroup_of(pid: u32) -> Result<PathBuf> {
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let path = table.lines().find_map(|line| line.strip_prefix("0::/"));
+    let path = path.context("it is in no v2 cgroup")?;
+    let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+    let root = roots
+        .into_iter()
+        .find(|root| root.join("cgroup.procs").exists());
+    Ok(root.context("there is no v2 hierarchy")?.join(path))
+}
+
+#[test]
+fn what_is_left_in_its_cgroup_is_no_part_of_a_sandbox_that_comes_back() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let sandbox = client.run(DEBIAN, RunOptions::new())?;
+        let counter = Counter::start(&crab, &sandbox, 1)?;
+        assert_eq!(counter.ask()?.0, 1);
+        let cgroup = cgroup_of(sandbox.pid()?)?;
+        // As a CRIU that was killed in the middle of a restore: later than whoever cleaned up.
+        sandbox.wait_until_cleaned_up(&sandbox.crash()?)?;
+        let mut left = Command::new("sleep").arg("1000").spawn()?;
+        fs::create_dir_all(&cgroup)?;
+        fs::write(cgroup.join("cgroup.procs"), left.id().to_string())?;
+        let restored = crab.restore(&sandbox, None);
+        let ended = left.try_wait()?.is_some();
+        left.kill()?;
+        left.wait()?;
+        assert_eq!(restored?["processes"], true);
+        ensure!(ended, "it lives on, as a process of {}", client.name());
+        let verified = crab.verify(&sandbox, None)?;
+        ensure!(verified["same"] == true, "{verified}");
+        assert_eq!(counter.ask()?.0, 2);
     }
     Ok(())
 }

@@ -97,6 +97,9 @@ impl Container {
     /// are attached to the client's FIFOs.
     pub(crate) async fn launch(&self, client: &Arc<Client>, launch: Launch) -> Result<Launched> {
         client.connect().await?;
+        if !matches!(launch, Launch::Exec(..)) {
+            self.empty_cgroup().await;
+        }
         let since = Instant::now();
         let mut inherited = Vec::new();
         if let Launch::Restore(restore) = &launch {
@@ -162,6 +165,37 @@ impl Container {
             terminal,
             since,
         })
+    }
+
+    /// Ends what is in the container's own cgroup before anything of the container is: what a CRIU
+    /// that was killed in the middle of a restore leaves behind comes there by itself, later than
+    /// whoever cleaned up after it. It would pass for one of the sandbox's processes.
+    async fn empty_cgroup(&self) {
+        let (id, path) = (
+            self.id.clone(),
+            self.bundle.cgroup_path(self.runtime.systemd_cgroup),
+        );
+        let emptied = blocking(move || {
+            let Some(cgroup) = path.as_deref().map(Cgroup::at).transpose()?.flatten() else {
+                return Ok(());
+            };
+            // One that others may share is none of its own.
+            let left = cgroup.processes()?;
+            if left.is_empty() || !cgroup.names(id.id()) {
+                return Ok(());
+            }
+            tracing::warn!(
+                ?left,
+                "processes are in the cgroup of a container that has none"
+            );
+            // A freezer that holds them does not let them die.
+            let _ = cgroup.thaw();
+            Ok(cgroup.kill(KILL_LIMIT)?)
+        });
+        if let Err(error) = emptied.await {
+            // The runtime says what it thinks of it.
+            tracing::warn!(error = %format!("{error:#}"), "the cgroup is not empty");
+        }
     }
 
     /// Tells the process table when a process ends.
