@@ -17,6 +17,7 @@
  *               the other set: no task running, or a freeze.
  *   mappings    pages that are mapped where a store reaches a file count as unseen;
  *               who holds such a mapping at a boundary is found by looking.
+ * It also tells which inodes of an overlay changed (changes.h).
  * Mounts are not counted: there is nothing to count them at. User space asks the
  * mount namespace itself.
  */
@@ -24,6 +25,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "attended.h"
+#include "changes.h"
 #include "network.h"
 #include "processes.h"
 
@@ -50,8 +52,11 @@ static __always_inline int touched(struct inode *inode)
 	}
 	/* One that no name leads to yet is only being read in: what makes a file
 	 * changes its directory too. */
-	if (sb->s_magic == OVERLAYFS_SUPER_MAGIC && !inode->i_dentry.first)
-		return 0;
+	if (sb->s_magic == OVERLAYFS_SUPER_MAGIC) {
+		if (!inode->i_dentry.first)
+			return 0;
+		log_change(dev, inode);
+	}
 	crab_add(counters, CRAB_FILES);
 	return 0;
 }

@@ -32,6 +32,8 @@ struct address_space {
 struct inode {
 	unsigned short i_mode;
 	unsigned int i_flags;
+	unsigned long i_ino;
+	unsigned int i_nlink;
 	struct super_block *i_sb;
 	struct address_space *i_mapping;
 	struct hlist_head i_dentry; /* the names that lead to it */
@@ -66,6 +68,12 @@ struct files_struct {
 
 struct dentry {
 	struct super_block *d_sb;
+	struct inode *d_inode;
+};
+
+struct ovl_inode {
+	struct inode vfs_inode;
+	struct dentry *__upperdentry; /* none where there is only the image's file */
 };
 
 struct path {

@@ -20,6 +20,8 @@
 //!   and the next one takes them over without a gap.
 //! - Counters only grow, and are never reset, within one [`Tracer::period`].
 //!   Another period means that events may have passed uncounted.
+//! - What [`Tracer::changes`] tells is all that [`Tracer::effects`] has counted for that superblock
+//!   before, since the mark; or it tells nothing.
 //!
 //! Known limits, which a reader of the counters must cover by other means:
 //! - A change that is under way is counted when it ends, or (tmpfs, by inodes) has been
@@ -35,6 +37,7 @@
 #![deny(unsafe_code)]
 
 mod bpffs;
+mod changes;
 mod counters;
 mod ftrace;
 mod ids;
@@ -49,6 +52,7 @@ mod symbols;
 mod tracer;
 
 pub use bpffs::MountError;
+pub use changes::{Changed, Changes};
 pub use counters::{Effects, Spared};
 pub use ids::{CgroupId, Device};
 pub use pins::{CloseError, OpenError};

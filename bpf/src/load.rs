@@ -17,7 +17,7 @@ use crate::symbols;
 pub(crate) fn into(new: &Path, set: &Set) -> Result<(), OpenError> {
     let btf = Btf::from_sys_fs()?;
     let mut object = EbpfLoader::new().btf(Some(&btf)).load(set.object)?;
-    for name in MAPS {
+    for name in MAPS.iter().chain(set.own_maps).copied() {
         let path = new.join(name);
         object
             .map(name)

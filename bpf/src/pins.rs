@@ -40,6 +40,9 @@ pub(crate) const LOST_ANYWHERE: &str = "lost_anywhere";
 pub(crate) const ATTENTION: &str = "attention";
 pub(crate) const SPARED: &str = "spared";
 pub(crate) const PATCHES: &str = "patches";
+/// Of a set that can tell which inodes change.
+pub(crate) const CHANGES: &str = "changes";
+/// Of every set.
 pub(crate) const MAPS: [&str; 7] = [
     SANDBOXES,
     DEVICES,
@@ -278,6 +281,12 @@ impl Pins {
             .map_err(|source| OpenError::Map { name, source })
     }
 
+    /// One that not every set has.
+    pub(crate) fn own_map(&self, name: &'static str) -> Option<Result<Map, OpenError>> {
+        let has = self.programs.set().own_maps.contains(&name);
+        has.then(|| self.map(name))
+    }
+
     /// Detaches the programs by removing every pin.
     pub(crate) fn close(self) -> Result<(), CloseError> {
         let Self {
@@ -323,7 +332,8 @@ fn list(directory: &Path) -> io::Result<Vec<String>> {
 /// A set becomes visible complete, but removing one is not atomic.
 fn is_whole(directory: &Path, set: &Set) -> bool {
     let on_demand = set.on_demand.iter();
-    MAPS.iter().all(|name| directory.join(name).exists())
+    let mut maps = MAPS.iter().chain(set.own_maps);
+    maps.all(|name| directory.join(name).exists())
         && set
             .tracepoints
             .iter()

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 
 use aya::include_bytes_aligned;
 
+use crate::pins::CHANGES;
+
 /// Which set of programs counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Programs {
@@ -23,6 +25,8 @@ pub enum Programs {
 /// What is loaded for a set.
 pub(crate) struct Set {
     pub(crate) object: &'static [u8],
+    /// Maps that the other sets have not.
+    pub(crate) own_maps: &'static [&'static str],
     /// Attached for good; each has the name of its tracepoint.
     pub(crate) tracepoints: &'static [&'static str],
     /// The same where the kernel has them.
@@ -116,6 +120,7 @@ impl Programs {
         match self {
             Self::Inodes => Set {
                 object: INODES,
+                own_maps: &[CHANGES],
                 tracepoints: &[
                     "ctime_ns_xchg",
                     "ctime_xchg_skip",
@@ -135,6 +140,7 @@ impl Programs {
             },
             Self::Exits => Set {
                 object: EXITS,
+                own_maps: &[],
                 tracepoints: PROCESSES,
                 optional: NETWORK,
                 may_miss: &[],
@@ -166,6 +172,7 @@ impl Programs {
             },
             Self::Syscalls => Set {
                 object: SYSCALLS,
+                own_maps: &[],
                 tracepoints: &[
                     "sys_exit",
                     "sched_process_fork",

@@ -14,6 +14,7 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
+use crate::changes::{Changes, Log, Words};
 use crate::counters::{
     Counters, Effects, LOST, MOUNTS, Member, MemberWords, Spared, SparedWords, add,
 };
@@ -116,6 +117,8 @@ pub struct Tracer {
     attention: Array<MapData, u64>,
     spared: HashMap<MapData, u64, SparedWords>,
     patches: Array<MapData, u64>,
+    /// Where the set has it.
+    changes: Option<HashMap<MapData, u64, Words>>,
     misses: Vec<Misses>,
     /// What `members` holds.
     watched: BTreeMap<CgroupId, Member>,
@@ -147,11 +150,17 @@ impl Tracer {
     /// # Errors
     /// As [`Tracer::open`].
     pub fn open_first_of(pin_dir: &Path, choice: &[Programs]) -> Result<Self, OpenError> {
+        fn of<T: TryFrom<aya::maps::Map, Error = MapError>>(
+            map: aya::maps::Map,
+            name: &'static str,
+        ) -> Result<T, OpenError> {
+            T::try_from(map).map_err(|source| OpenError::Map { name, source })
+        }
         fn typed<T: TryFrom<aya::maps::Map, Error = MapError>>(
             pins: &Pins,
             name: &'static str,
         ) -> Result<T, OpenError> {
-            T::try_from(pins.map(name)?).map_err(|source| OpenError::Map { name, source })
+            of(pins.map(name)?, name)
         }
         let pins = Pins::open(pin_dir, choice)?;
         let misses: Result<Vec<_>, _> = pins.may_miss().iter().map(|pin| Misses::of(pin)).collect();
@@ -164,6 +173,10 @@ impl Tracer {
             attention: typed(&pins, pins::ATTENTION)?,
             spared: typed(&pins, pins::SPARED)?,
             patches: typed(&pins, pins::PATCHES)?,
+            changes: match pins.own_map(pins::CHANGES) {
+                Some(map) => Some(of(map?, pins::CHANGES)?),
+                None => None,
+            },
             watched: BTreeMap::new(),
             pins,
         };
@@ -293,6 +306,42 @@ impl Tracer {
             .map_err(|source| EffectsError::Map { cgroup, source })?;
         sum[LOST] = sum[LOST].saturating_add(self.lost_anywhere()?);
         Ok(Effects::from_words(&sum))
+    }
+
+    /// Which inodes in the upper directory of an overlay changed since an earlier answer, of
+    /// which `mark` is, and a mark for the next question. What [`Tracer::effects`] told
+    /// before is in it. To be asked first, with no mark, of whoever has looked at nothing yet:
+    /// from then on it is noted down.
+    ///
+    /// It is not told where the set of programs cannot tell, the superblock is none of this
+    /// cgroup's, the mark is too old or of another [`Tracer::period`], or an event was lost. A tmpfs
+    /// has no such log: there an event comes before its change.
+    ///
+    /// # Errors
+    /// When it is not watched, or a map refuses.
+    pub fn changes(
+        &mut self,
+        cgroup: CgroupId,
+        device: Device,
+        mark: &str,
+    ) -> Result<Changes, EffectsError> {
+        let lost = self.effects(cgroup)?.lost;
+        let member = self.watched.get(&cgroup);
+        if !member.is_some_and(|member| member.devices.contains(&device)) {
+            return Ok(Changes::default());
+        }
+        let Some(map) = &mut self.changes else {
+            return Ok(Changes::default());
+        };
+        let log = Log::read(map, device, now(ClockId::Boottime))
+            .map_err(|source| EffectsError::Map { cgroup, source })?;
+        let (Some(log), Some(period)) = (log, self.period(cgroup)) else {
+            return Ok(Changes::default());
+        };
+        if self.effects(cgroup)?.lost != lost {
+            return Ok(Changes::default());
+        }
+        Ok(log.since(mark, &period, lost))
     }
 
     /// Counts a mount for `cgroup`, where the programs do not
@@ -427,6 +476,9 @@ impl Tracer {
         for device in devices {
             if !self.watched.values().any(|m| m.devices.contains(device)) {
                 let _ = self.devices.remove(&device.0);
+                if let Some(changes) = &mut self.changes {
+                    let _ = changes.remove(&device.0);
+                }
             }
         }
     }
@@ -453,6 +505,13 @@ impl Tracer {
         for cgroup in spared {
             if !self.watched.contains_key(&CgroupId(cgroup)) {
                 absent_is_fine(self.spared.remove(&cgroup))?;
+            }
+        }
+        if let Some(changes) = &mut self.changes {
+            for device in changes.keys().collect::<Result<Vec<_>, _>>()? {
+                if self.devices.get(&device, 0).is_err() {
+                    absent_is_fine(changes.remove(&device))?;
+                }
             }
         }
         // The other way round (members without counters) has no meaning.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use crab_api::tracer::{
-    Effects, EffectsRequest, Empty, TracerStatus, UnwatchRequest, WatchRequest,
+    Changes, ChangesRequest, Effects, EffectsRequest, Empty, TracerStatus, UnwatchRequest,
+    WatchRequest,
 };
 use crab_api::tracer_ttrpc::Tracer;
 use crab_api::ttrpc::r#async::TtrpcContext;
@@ -71,6 +72,24 @@ impl Tracer for Service {
             )
             .map(answer)
             .map_err(status)
+    }
+
+    async fn changes(&self, _: &TtrpcContext, request: ChangesRequest) -> ttrpc::Result<Changes> {
+        let device = Device::from_st_dev(request.device);
+        let told = self
+            .state()
+            .changes(&request.sandbox, device, &request.mark)
+            .map_err(status)?;
+        let mut changes = Changes::new();
+        changes.mark = told.mark;
+        changes.complete = told.inodes.is_some();
+        for changed in told.inodes.unwrap_or_default() {
+            match changed.nameless {
+                true => changes.nameless.push(changed.inode),
+                false => changes.inodes.push(changed.inode),
+            }
+        }
+        Ok(changes)
     }
 
     async fn status(&self, _: &TtrpcContext, _: Empty) -> ttrpc::Result<TracerStatus> {

@@ -9,7 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crab_bpf::{
-    AttendError, CgroupId, Device, Effects, EffectsError, OpenError, Spared, Tracer, WatchError,
+    AttendError, CgroupId, Changes, Device, Effects, EffectsError, OpenError, Spared, Tracer,
+    WatchError,
 };
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -182,6 +183,21 @@ impl State {
             tracer.mounted(cgroup)?;
         }
         self.counting.read(cgroup)
+    }
+
+    /// Which inodes of one of its superblocks changed since a mark.
+    pub(crate) fn changes(
+        &mut self,
+        sandbox: &str,
+        device: Device,
+        mark: &str,
+    ) -> Result<Changes, Refusal> {
+        self.registry.used(Instant::now());
+        let cgroup = self
+            .registry
+            .cgroup(sandbox)
+            .ok_or_else(|| Refusal::Unknown(sandbox.to_owned()))?;
+        Ok(self.counting.tracer()?.changes(cgroup, device, mark)?)
     }
 
     pub(crate) fn summary(&mut self) -> Summary {

@@ -188,7 +188,7 @@ fn a_write_elsewhere_by_a_sandboxed_task_does_not_count() {
 
 /// An overlay whose layers are on the disk that holds `on`, and the cgroup with it alone
 /// for a device.
-fn on_overlay(world: &mut World, on: &Path) -> Mounted {
+pub(crate) fn on_overlay(world: &mut World, on: &Path) -> Mounted {
     let merged = Mounted::overlay(&world.directory.path().join("merged"), on);
     let cgroup = world.cgroup.id();
     world.tracer().watch(cgroup, &[merged.device()]).unwrap();
@@ -196,7 +196,7 @@ fn on_overlay(world: &mut World, on: &Path) -> Mounted {
 }
 
 /// Not on /tmp, which may be memory: beside the program, as a container's layers are.
-fn on_disk() -> tempfile::TempDir {
+pub(crate) fn on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
 }
 

@@ -6,6 +6,7 @@
 mod agent;
 mod attention;
 mod calls;
+mod changes;
 mod files;
 mod others;
 mod takeover;
