@@ -21,6 +21,7 @@ use super::{
     content::{equal_files, equals_segments},
     index::{Index, settled},
     lower::{Lower, Lowers},
+    narrow::Narrow,
     node::{Content, Node},
     scan::Scanner,
     shape::read_link,
@@ -88,6 +89,8 @@ pub(crate) struct Comparison<'a> {
     pub(crate) forced: &'a HashSet<Vec<u8>>,
     pub(crate) read: Read,
     pub(crate) limit: Option<&'a Limit>,
+    /// Where not everything has to be looked at.
+    pub(crate) narrow: Option<&'a Narrow>,
 }
 
 /// One entry, as it was found.
@@ -135,6 +138,7 @@ impl<'a> Examiner<'a> {
         path: impl Fn() -> Vec<u8>,
     ) -> bool {
         old.stat.same_identity(stat)
+            && !self.with.narrow.is_some_and(|it| it.is_touched(stat.ino))
             && settled(stat.ctime, self.with.index.started)
             && !self.is_forced(stat, path)
     }

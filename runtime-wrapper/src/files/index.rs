@@ -57,6 +57,7 @@ pub struct Index {
     /// Directories of which not all is known, as something changed while it was looked at:
     /// they are listed again, whatever their times say.
     pub(crate) incomplete: HashSet<Vec<u8>>,
+    mark: Option<Arc<str>>,
 }
 
 /// What is in one directory, sorted by name.
@@ -81,7 +82,7 @@ impl Dir {
         &self.0
     }
 
-    fn place(&self, name: &[u8]) -> Result<usize, usize> {
+    pub(crate) fn place(&self, name: &[u8]) -> Result<usize, usize> {
         self.0
             .binary_search_by(|entry| entry.name.to_bytes().cmp(name))
     }
@@ -99,6 +100,17 @@ impl std::fmt::Debug for Index {
 }
 
 impl Index {
+    /// With what to ask which inodes have changed since it was taken: see [`Scan::marked`].
+    ///
+    /// [`Scan::marked`]: super::Scan::marked
+    pub fn mark(&self) -> Option<&str> {
+        self.mark.as_deref()
+    }
+
+    pub(crate) fn set_mark(&mut self, mark: Option<Arc<str>>) {
+        self.mark = mark;
+    }
+
     /// How many paths it knows.
     pub fn len(&self) -> usize {
         let within: usize = self.dirs.values().map(|dir| dir.0.len()).sum();
@@ -172,9 +184,15 @@ impl Index {
         }
     }
 
-    /// What a survey found. The parts of one directory come in any order.
-    pub(crate) fn of_parts(root: Option<Arc<Node>>, parts: Vec<Part>) -> Self {
-        let mut dirs: HashMap<Arc<[u8]>, Arc<Dir>> = HashMap::with_capacity(parts.len());
+    /// What a survey found. The parts of one directory come in any order. Directories of
+    /// `unless_found` that were not entered are as they were, if something still leads there.
+    pub(crate) fn of_parts(
+        root: Option<Arc<Node>>,
+        parts: Vec<Part>,
+        unless_found: Option<&Self>,
+    ) -> Self {
+        let mut found: HashMap<Arc<[u8]>, Arc<Dir>> = HashMap::with_capacity(parts.len());
+        let dirs = &mut found;
         let mut gone: HashMap<Arc<[u8]>, HashSet<usize>> = HashMap::new();
         let mut listed: HashMap<Arc<[u8]>, Vec<Named>> = HashMap::new();
         for Part { dir, is } in parts {
@@ -200,11 +218,41 @@ impl Index {
         }
         let listed = listed.into_iter();
         dirs.extend(listed.map(|(path, entries)| (path, Arc::new(Dir::new(entries)))));
+        if let Some(old) = unless_found {
+            let gone = old.gone_since(&found);
+            let leads_there = |path: &[u8]| gone.is_empty() || !is_in(path, &gone);
+            for (path, dir) in &old.dirs {
+                if !found.contains_key(path) && leads_there(path) {
+                    found.insert(path.clone(), dir.clone());
+                }
+            }
+        }
         Self {
             root,
-            dirs,
+            dirs: found,
             ..Self::default()
         }
+    }
+
+    /// Directories that are none any more, by what was found in those that held them.
+    fn gone_since(&self, found: &HashMap<Arc<[u8]>, Arc<Dir>>) -> HashSet<Vec<u8>> {
+        let is_dir = |node: &Node| node.stat.is_dir() && !node.mount_point;
+        let mut gone = HashSet::new();
+        for (path, now) in found {
+            let Some(before) = self.dirs.get(path) else {
+                continue;
+            };
+            if Arc::ptr_eq(before, now) {
+                continue;
+            }
+            let dirs = before.0.iter().filter(|named| is_dir(&named.node));
+            let is_there = |named: &&Named| now.get(&named.name).is_some_and(|node| is_dir(node));
+            gone.extend(
+                dirs.filter(|named| !is_there(named))
+                    .map(|named| join(path, named.name.to_bytes())),
+            );
+        }
+        gone
     }
 
     /// Changes nodes for which `other` has another.
@@ -324,6 +372,20 @@ impl Index {
                 ..Self::of_nodes(nodes.into_iter())
             }),
         }
+    }
+}
+
+/// Whether a path is one of these, or below one.
+fn is_in(path: &[u8], dirs: &HashSet<Vec<u8>>) -> bool {
+    let mut at = path;
+    loop {
+        if dirs.contains(at) {
+            return true;
+        }
+        if at.is_empty() {
+            return false;
+        }
+        at = split(at).0;
     }
 }
 

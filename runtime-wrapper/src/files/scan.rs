@@ -16,6 +16,7 @@ use std::{
     collections::HashSet,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crab_store::Tree;
@@ -30,6 +31,7 @@ use super::{
     examine::{Comparison, Limit, Read},
     index::{Index, IndexError, now},
     lower::{Lowers, open_root},
+    narrow::{ChangedInodes, Narrow},
     survey::{Surveyed, survey},
     walk::WalkError,
     xattr::Rules,
@@ -62,7 +64,7 @@ pub struct Scan {
     found: Vec<Found>,
     changes: Vec<Change>,
     torn: Vec<Vec<u8>>,
-    /// All was read that had to be.
+    /// All was looked at and read that had to be.
     whole: bool,
 }
 
@@ -130,13 +132,34 @@ impl Scanner {
     /// a page becomes dirty. The index that comes of this scan remembers them,
     /// so that a mapping that is gone by the next one is not forgotten.
     pub fn scan(&self, index: &Index, forced: &HashSet<Vec<u8>>) -> Result<Scan, WalkError> {
-        self.compare_with(index, index, forced, Read::Doubtful, None)
+        self.everything(index, index, forced, Read::Doubtful, None)
+    }
+
+    /// As [`Self::scan`], where these inodes are all that changed since `index` was taken:
+    /// nothing else is looked at. Nothing if that does not account for one of them.
+    pub fn scan_changed(
+        &self,
+        index: &Index,
+        forced: &HashSet<Vec<u8>>,
+        changed: &ChangedInodes,
+    ) -> Result<Option<Scan>, WalkError> {
+        let narrow = Narrow::new(index, changed, forced);
+        let scan = self.compare_with(Comparison {
+            scanner: self,
+            index,
+            contents: index,
+            forced,
+            read: Read::Doubtful,
+            limit: None,
+            narrow: Some(&narrow),
+        })?;
+        Ok(scan.whole.then_some(scan))
     }
 
     /// As [`Self::scan`], with every regular file read, whatever its times say. On a
     /// tmpfs a store to a mapped page moves no time at all.
     pub fn scan_everything(&self, index: &Index) -> Result<Scan, WalkError> {
-        self.compare_with(index, index, &HashSet::new(), Read::All, None)
+        self.everything(index, index, &HashSet::new(), Read::All, None)
     }
 
     /// As [`Self::scan_everything`], against an index that tells of contents and
@@ -146,7 +169,7 @@ impl Scanner {
         index: &Index,
         forced: &HashSet<Vec<u8>>,
     ) -> Result<Scan, WalkError> {
-        self.compare_with(index, index, forced, Read::Anew, None)
+        self.everything(index, index, forced, Read::Anew, None)
     }
 
     /// As [`Self::scan`], after a [`Self::scan_anew`] that gave `index`: what may be another
@@ -162,7 +185,7 @@ impl Scanner {
     ) -> Result<Option<Scan>, WalkError> {
         let read = if everything { Read::Anew } else { Read::Again };
         let limit = Limit::new(*bytes);
-        let scan = self.compare_with(index, contents, forced, read, Some(&limit))?;
+        let scan = self.everything(index, contents, forced, read, Some(&limit))?;
         *bytes = limit.left();
         Ok(scan.whole.then_some(scan))
     }
@@ -178,7 +201,7 @@ impl Scanner {
         lowers.map_err(|errno| WalkError::io("open the layers of", b"", errno))
     }
 
-    fn compare_with(
+    fn everything(
         &self,
         index: &Index,
         contents: &Index,
@@ -186,19 +209,30 @@ impl Scanner {
         read: Read,
         limit: Option<&Limit>,
     ) -> Result<Scan, WalkError> {
-        let started = now();
-        let comparison = Comparison {
+        self.compare_with(Comparison {
             scanner: self,
             index,
             contents,
             forced,
             read,
             limit,
-        };
+            narrow: None,
+        })
+    }
+
+    fn compare_with(&self, comparison: Comparison<'_>) -> Result<Scan, WalkError> {
+        let started = now();
+        let Comparison {
+            index,
+            limit,
+            narrow,
+            ..
+        } = comparison;
         let Surveyed {
             index: mut now,
             findings,
         } = survey(comparison)?;
+        let explained = narrow.is_none_or(|narrow| narrow.is_explained(index, &findings.met));
         now.started = started;
         now.mapped = findings.mapped;
         let mut found = findings.found;
@@ -213,7 +247,7 @@ impl Scanner {
             found,
             changes,
             torn,
-            whole: limit.is_none_or(Limit::is_kept),
+            whole: explained && limit.is_none_or(Limit::is_kept),
         })
     }
 }
@@ -222,6 +256,13 @@ impl Scan {
     /// What changed, by path. May be wrong where something is torn.
     pub fn changes(&self) -> &[Change] {
         &self.changes
+    }
+
+    /// Notes with what to ask, next time, which inodes have changed since: the answer must
+    /// tell of all that changed after this scan began. The index that comes of it has it.
+    pub fn marked(mut self, mark: Option<&str>) -> Self {
+        self.index.set_mark(mark.map(Arc::from));
+        self
     }
 
     /// What changed while it was looked at.

@@ -60,6 +60,8 @@ pub(crate) struct Findings {
     pub(crate) linked: Vec<Linked>,
     pub(crate) torn: Vec<Vec<u8>>,
     pub(crate) mapped: HashSet<u64>,
+    /// Of the inodes that are known to have changed, those that were come upon.
+    pub(crate) met: HashSet<u64>,
 }
 
 impl Findings {
@@ -69,10 +71,11 @@ impl Findings {
         self.linked.extend(other.linked);
         self.torn.extend(other.torn);
         self.mapped.extend(other.mapped);
+        self.met.extend(other.met);
     }
 }
 
-/// Looks at everything.
+/// Looks at everything, or at what may have changed.
 pub(crate) fn survey(with: Comparison<'_>) -> Result<Surveyed, WalkError> {
     let root = with.scanner.root();
     let stat = Stat::of(root).map_err(|errno| WalkError::io("stat", b"", errno))?;
@@ -80,7 +83,10 @@ pub(crate) fn survey(with: Comparison<'_>) -> Result<Surveyed, WalkError> {
         with,
         mount: stat.mount,
         budget: AtomicUsize::new(PATH_BYTES),
-        seen: AtomicUsize::new(with.index.len()),
+        seen: AtomicUsize::new(match with.narrow {
+            Some(_) => 0,
+            None => with.index.len(),
+        }),
         crew: Crew::new(),
     };
     thread::scope(|scope| {
@@ -105,7 +111,8 @@ pub(crate) fn survey(with: Comparison<'_>) -> Result<Surveyed, WalkError> {
         }
         let mut findings = findings?;
         let parts = std::mem::take(&mut findings.parts);
-        let mut index = Index::of_parts(root, parts);
+        let unless_found = with.narrow.map(|_| with.index);
+        let mut index = Index::of_parts(root, parts, unless_found);
         for torn in &findings.torn {
             index.incomplete.insert(torn.clone());
             index.incomplete.insert(split(torn).0.to_vec());
@@ -150,26 +157,34 @@ struct Listing {
     old: Option<Arc<Dir>>,
     /// Nothing where they are those of `old`.
     names: Option<Vec<CString>>,
+    /// Of those of `old`, by place, the ones to look at; nothing for all.
+    only: Option<Vec<usize>>,
 }
 
 impl Listing {
     fn len(&self) -> usize {
-        match (&self.names, &self.old) {
-            (Some(names), _) => names.len(),
-            (None, Some(old)) => old.entries().len(),
-            (None, None) => 0,
+        match (&self.names, &self.only, &self.old) {
+            (Some(names), ..) => names.len(),
+            (None, Some(only), _) => only.len(),
+            (None, None, Some(old)) => old.entries().len(),
+            (None, None, None) => 0,
         }
     }
 
-    fn entry(&self, at: usize) -> Option<(&CStr, Option<&Arc<Node>>)> {
+    /// Its place in the directory, its name, and what was there before.
+    fn entry(&self, at: usize) -> Option<(usize, &CStr, Option<&Arc<Node>>)> {
         match (&self.names, &self.old) {
             (Some(names), old) => {
                 let name = names.get(at)?;
-                Some((name, old.as_ref().and_then(|old| old.get(name))))
+                Some((at, name, old.as_ref().and_then(|old| old.get(name))))
             }
             (None, old) => {
+                let at = match &self.only {
+                    Some(only) => *only.get(at)?,
+                    None => at,
+                };
                 let entry = old.as_ref()?.entries().get(at)?;
-                Some((&entry.name, Some(&entry.node)))
+                Some((at, &entry.name, Some(&entry.node)))
             }
         }
     }
@@ -252,6 +267,7 @@ impl<'s> Worker<'s> {
                 None => return Ok(None),
             },
         };
+        self.meet(&stat);
         self.jobs.push(Job::Enter(Place {
             path: Arc::from([]),
             stat,
@@ -274,7 +290,16 @@ impl<'s> Worker<'s> {
             true => None,
             false => Some(names(dir.as_fd(), &place.path)?),
         };
-        let listing = Listing { place, old, names };
+        let only = match (&names, with.narrow) {
+            (None, Some(narrow)) => Some(narrow.places(&place.path)),
+            _ => None,
+        };
+        let listing = Listing {
+            place,
+            old,
+            names,
+            only,
+        };
         let len = listing.len();
         if len <= PIECE {
             return self.look(&listing, 0..len, dir.as_fd());
@@ -315,7 +340,7 @@ impl<'s> Worker<'s> {
         let mut bytes = 0;
         survey.seen.fetch_add(range.len(), Ordering::Relaxed);
         for at in range {
-            let Some((name, old)) = listing.entry(at) else {
+            let Some((at, name, old)) = listing.entry(at) else {
                 continue;
             };
             let path = || join(&place.path, name.to_bytes());
@@ -401,7 +426,12 @@ impl<'s> Worker<'s> {
                 }
             }
         };
+        self.meet(&stat);
+        let narrow = self.survey.with.narrow;
         if stat.is_dir() {
+            if known.is_some() && narrow.is_some_and(|narrow| !narrow.leads_on(&path())) {
+                return Ok(Some(node));
+            }
             self.jobs.push(Job::Enter(Place {
                 path: path().into(),
                 stat,
@@ -415,6 +445,13 @@ impl<'s> Worker<'s> {
             });
         }
         Ok(Some(node))
+    }
+
+    fn meet(&mut self, stat: &Stat) {
+        let narrow = self.survey.with.narrow;
+        if narrow.is_some_and(|narrow| narrow.is_touched(stat.ino)) {
+            self.findings.met.insert(stat.ino);
+        }
     }
 
     fn examine(&mut self, entry: &Entry<'_>) -> Result<Option<Arc<Node>>, WalkError> {

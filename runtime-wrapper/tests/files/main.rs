@@ -6,6 +6,7 @@ mod disks;
 mod harness;
 mod hostile;
 mod in_use;
+mod narrow;
 mod overlay;
 mod round_trip;
 mod tmpfs;
