@@ -79,6 +79,21 @@ pub(crate) struct Over {
     pub(crate) size: Option<u64>,
 }
 
+/// Whether every name of these inodes is among them. Overlayfs links all whiteouts to one inode,
+/// and keeps a name of it to itself; that means nothing.
+pub(crate) fn are_all_names(index: &Index, linked: &[Linked]) -> bool {
+    let mut missing: HashMap<u64, u64> = HashMap::new();
+    for Linked { path, ino } in linked {
+        let Some(node) = index.get(path) else {
+            return false;
+        };
+        if !node.stat.is_null_device() {
+            *missing.entry(*ino).or_insert(node.stat.nlink.into()) -= 1;
+        }
+    }
+    missing.values().all(|missing| *missing == 0)
+}
+
 /// Gives each inode with several names one that holds it, the first, and lets
 /// the others point there. Done anew for each scan: renaming a directory moves
 /// names without touching the inodes. `found` is sorted, and what is changed is added.

@@ -10,7 +10,9 @@
 //!  to be found, and everything has to be looked at
 //! ```
 //! An inode that is not on record is new, and in a directory that changed: unless overlayfs
-//! has copied it up, which it tells of no directory. Hence the last rule.
+//! has copied it up, which it tells of no directory. Hence the last rule. Nor does it tell of an
+//! inode that gets another name, only of the directory that the name is in: so the same goes for
+//! one that has more names than were met.
 //!
 //! Beside what changed, all is looked at that an ordinary scan would not take as it was, and
 //! each name of an inode with several: which of them holds it may change with any directory.

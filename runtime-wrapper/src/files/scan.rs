@@ -27,7 +27,7 @@ use rustix::{
 
 use super::{
     beneath::Stat,
-    change::{Change, Found, compare, link},
+    change::{Change, Found, are_all_names, compare, link},
     examine::{Comparison, Limit, Read},
     index::{Index, IndexError, now},
     lower::{Lowers, open_root},
@@ -232,7 +232,9 @@ impl Scanner {
             index: mut now,
             findings,
         } = survey(comparison)?;
-        let explained = narrow.is_none_or(|narrow| narrow.is_explained(index, &findings.met));
+        let explained = narrow.is_none_or(|narrow| {
+            narrow.is_explained(index, &findings.met) && are_all_names(&now, &findings.linked)
+        });
         now.started = started;
         now.mapped = findings.mapped;
         let mut found = findings.found;

@@ -12,7 +12,7 @@ use crab_runtime::files::{ChangedInodes, Index, Scan, Scanner, Staging};
 use crab_store::Tree;
 use rustix::fs::{Timespec, Timestamps};
 
-use crate::harness::{Bench, skipped};
+use crate::harness::{Bench, settle, skipped};
 
 /// What moves with any change: inode, time of change, links.
 type Identity = (u64, i64, i64, u64);
@@ -68,15 +68,10 @@ fn persisted(bench: &Bench, scanner: &Scanner, scan: Scan) -> (Tree, Index) {
     (captured.tree, captured.index)
 }
 
-/// Times are no longer so new that everything is looked at anyway.
-fn wait() {
-    std::thread::sleep(std::time::Duration::from_millis(25));
-}
-
 /// One turn: both scans, compared; the index of the narrow one.
 fn turn(bench: &Bench, index: &Index, script: &str) -> Index {
     let before = upper(bench);
-    wait();
+    settle();
     bench.turn(script);
     let changed = changed(&before, &upper(bench));
     let scanner = bench.scanner();
@@ -105,7 +100,7 @@ fn bench() -> Bench {
 /// Against what is there now; as all scans of a sandbox after its first.
 fn first(bench: &Bench, script: &str) -> Index {
     bench.turn(script);
-    wait();
+    settle();
     let scanner = bench.scanner();
     let scan = scanner.scan(&Index::default(), &HashSet::new()).unwrap();
     persisted(bench, &scanner, scan).1
@@ -166,7 +161,7 @@ fn an_inode_that_is_nowhere_makes_a_narrow_scan_impossible() {
     // The root is always looked at; what was in the upper directory before is not.
     let index = first(&bench, "chmod 700 image/deep");
     let before = upper(&bench);
-    wait();
+    settle();
     // Copied up: nothing tells of the directories that it is in.
     bench.turn("echo q >image/deep/er/file");
     let after = upper(&bench);
@@ -188,6 +183,37 @@ fn an_inode_that_is_nowhere_makes_a_narrow_scan_impossible() {
     assert!(scanner.scan_changed(&index, &none, &all).unwrap().is_some());
 }
 
+/// Of a further name only the directory tells that it is in.
+#[test]
+fn an_inode_of_which_a_name_is_missing_makes_a_narrow_scan_impossible() {
+    if skipped() {
+        return;
+    }
+    for (script, again) in [
+        ("ln a/b/two d/again", "upper/a/b/two"),
+        ("ln image/deep/file d/again", "upper/image/deep/file"),
+    ] {
+        let bench = bench();
+        let index = first(&bench, &format!("{START}; chmod 700 image/deep"));
+        let inode = |path: &str| fs::metadata(bench.path(path)).unwrap().ino();
+        settle();
+        bench.turn(script);
+        let told = |there| ChangedInodes {
+            there,
+            ..Default::default()
+        };
+        let scanner = bench.scanner();
+        let scan = |changed| {
+            scanner
+                .scan_changed(&index, &HashSet::new(), &changed)
+                .unwrap()
+        };
+        assert!(scan(told(vec![inode("upper/d")])).is_none(), "{script}");
+        let dir = Path::new(again).parent().unwrap().to_str().unwrap();
+        assert!(scan(told(vec![inode("upper/d"), inode(dir)])).is_some());
+    }
+}
+
 #[test]
 fn what_changed_counts_more_than_its_times() {
     if skipped() {
@@ -197,7 +223,7 @@ fn what_changed_counts_more_than_its_times() {
     let index = first(&bench, START);
     let file = bench.path("merged/a/b/two");
     let stat = fs::metadata(&file).unwrap();
-    wait();
+    settle();
     fs::write(&file, "3\n").unwrap();
     let same = Timespec {
         tv_sec: stat.mtime(),
