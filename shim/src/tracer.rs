@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use crab_api::{
     connect, paths,
-    tracer::{Effects, EffectsRequest, UnwatchRequest, WatchRequest},
+    tracer::{Changes, ChangesRequest, Effects, EffectsRequest, UnwatchRequest, WatchRequest},
     tracer_ttrpc::TracerClient,
 };
 use crab_runtime::cgroup::Cgroup;
@@ -163,6 +163,25 @@ impl Tracer {
                 link.client = None;
                 None
             }
+        }
+    }
+
+    /// Which inodes of an overlay have changed since an earlier answer, of which `mark` is.
+    /// The sandbox may stand still meanwhile, and is not to wait for a crabd that is only just
+    /// coming; without an answer, anything may have changed.
+    pub(crate) async fn changes(&self, device: u64, mark: &str) -> Option<Changes> {
+        let link = self.link.try_lock().ok()?;
+        let request = ChangesRequest {
+            sandbox: self.sandbox.clone(),
+            device,
+            mark: mark.to_owned(),
+            ..Default::default()
+        };
+        let client = link.client.as_ref()?;
+        let asked = client.changes(Call::default(), &request);
+        match timeout(QUICK_LIMIT, asked).await {
+            Ok(Ok(changes)) => Some(changes),
+            _ => None,
         }
     }
 

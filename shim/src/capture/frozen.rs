@@ -173,6 +173,7 @@ impl Capture {
             base = watched.then(|| self.effects_now()).flatten();
         }
         let mut files = files?;
+        files.are_all()?;
         self.known.passed_over = files.passes_over();
         // CRIU leaves its traces there, too.
         self.known.objects = self.lasting.look(None).0;

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Result;
 use crab_runtime::{
-    files::{Change, ChangeKind, Index, Scan, Scanner, Staged, Staging},
+    files::{Change, ChangeKind, ChangedInodes, Index, Scan, Scanner, Staged, Staging},
     mount::{Tmpfs, tmpfs_of},
     overlay::OverlayMount,
     procs::Set,
@@ -93,6 +93,9 @@ impl Root {
 pub(super) struct Scans {
     scans: Vec<Scan>,
     pub(super) torn: bool,
+    /// What a look at everything saw and one at what had changed did not: only in builds that
+    /// are tested, which look twice. It counts if nothing changed in between.
+    pub(super) missed: Option<String>,
 }
 
 impl Scans {
@@ -202,17 +205,62 @@ impl Capture {
         let mounts = self.mounts();
         let mut scans = Vec::with_capacity(self.roots.len());
         let mut torn = false;
+        let mut missed = None;
         for root in &self.roots {
-            let scan = if reread && root.mount.is_some() {
-                root.scanner.scan_everything(&root.index)?
-            } else {
-                let forced: HashSet<Vec<u8>> = root.within(&mapped, &mounts).into_iter().collect();
-                root.scanner.scan(&root.index, &forced)?
+            let forced = || root.within(&mapped, &mounts).into_iter().collect();
+            let scan = match &root.mount {
+                Some(_) if reread => root.scanner.scan_everything(&root.index)?,
+                Some(_) => root.scanner.scan(&root.index, &forced())?,
+                None => self.scan_overlay(root, &forced(), reread, &mut missed)?,
             };
             torn |= !scan.torn().is_empty();
             scans.push(scan);
         }
-        Ok(Scans { scans, torn })
+        Ok(Scans {
+            scans,
+            torn,
+            missed,
+        })
+    }
+
+    /// Looks only at what the kernel says has changed, if it can say. With `may_be_unseen` it
+    /// cannot: a store to a page that is mapped tells nothing of the file.
+    fn scan_overlay(
+        &self,
+        root: &Root,
+        forced: &HashSet<Vec<u8>>,
+        may_be_unseen: bool,
+        missed: &mut Option<String>,
+    ) -> Result<Scan> {
+        let Root { scanner, index, .. } = root;
+        // Before anything is looked at: what changes after this is in the next answer.
+        let mark = index.mark().unwrap_or_default();
+        let told = self.tracer.changes(self.devices[0], mark);
+        let told = self.async_runtime.block_on(told).unwrap_or_default();
+        let mut narrow = None;
+        if told.complete && !may_be_unseen {
+            let changed = ChangedInodes {
+                there: told.inodes,
+                nameless: told.nameless,
+            };
+            narrow = scanner.scan_changed(index, forced, &changed)?;
+            if cfg!(debug_assertions)
+                && let Some(narrow) = &narrow
+            {
+                *missed = difference(narrow, &scanner.scan(index, forced)?);
+            }
+        }
+        tracing::debug!(
+            narrow = narrow.is_some(),
+            told = told.complete,
+            "looked at the files"
+        );
+        let scan = match narrow {
+            Some(scan) => scan,
+            None => scanner.scan(index, forced)?,
+        };
+        let mark = (!told.mark.is_empty()).then_some(told.mark);
+        Ok(scan.marked(mark.as_deref()))
     }
 
     /// Copies what changed; roots without a change only get a fresher index.
@@ -340,6 +388,14 @@ impl Capture {
         }
         Ok(true)
     }
+}
+
+/// The first change that one scan has and the other has not.
+fn difference(narrow: &Scan, whole: &Scan) -> Option<String> {
+    let (some, all) = (narrow.changes(), whole.changes());
+    let differing = all.iter().find(|change| !some.contains(change));
+    let differing = differing.or_else(|| some.iter().find(|change| !all.contains(change)));
+    differing.map(|change| format!("{}: {:?}", escape(&change.path), change.kind))
 }
 
 /// A mount that another one hides cannot be reached, by the container neither.

@@ -45,6 +45,8 @@ pub(super) struct Files {
     pub(super) verdict: Verdict,
     pub(super) class: Class,
     pub(super) roots: Vec<(usize, Staged)>,
+    /// See [`Scans::missed`].
+    missed: Option<String>,
 }
 
 /// For how long a look may be old when a freeze begins: as long as it takes to get one ready.
@@ -239,6 +241,7 @@ impl Capture {
         let Some(mut files) = staged.filter(|files| whole && !is_torn(files)) else {
             return Ok(Err(look));
         };
+        files.are_all()?;
         let ignored = std::mem::take(&mut files.verdict.ignored);
         let effects = self.effects_of_turn(&look.half, set, ignored, look.epoch.as_ref());
         self.known.base = look.epoch.take();
@@ -275,10 +278,11 @@ impl Capture {
     /// Captures what changed, if that is called for.
     pub(super) fn files(&mut self, judged: Judged) -> Result<Files> {
         let Judged {
-            scans,
+            mut scans,
             verdict,
             class,
         } = judged;
+        let missed = scans.missed.take();
         let roots = if class == Class::None {
             self.pass_over(scans);
             Vec::new()
@@ -289,11 +293,20 @@ impl Capture {
             verdict,
             class,
             roots,
+            missed,
         })
     }
 }
 
 impl Files {
+    /// Fails if the kernel side has not told of something, where that was looked for.
+    pub(super) fn are_all(&self) -> Result<()> {
+        match &self.missed {
+            None => Ok(()),
+            Some(missed) => bail!("the kernel did not tell that this changed: {missed}"),
+        }
+    }
+
     /// Something has changed, and is left out.
     pub(super) fn passes_over(&self) -> bool {
         self.class == Class::None && self.verdict.passed_over > 0
@@ -314,6 +327,7 @@ impl Look {
             verdict,
             class,
             roots,
+            missed: _,
         } = files;
         Taken {
             class,

@@ -13,6 +13,9 @@ use crate::series::Series;
 const FILL: &str = "mkdir /root/tree && cd /root/tree && for d in $(seq 200); do mkdir $d; \
                     for f in $(seq 100); do echo $d.$f >$d/$f; done; done";
 
+/// More changes than the kernel side notes down, so that everything is looked at. None is left.
+const FLOOD: &str = "for n in $(seq 3000); do : >/root/flood; done; rm /root/flood";
+
 pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -> Result<()> {
     let crab = testbed.crab();
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
@@ -32,6 +35,15 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
         decided.push_ms(cost.decide_us as f64 / 1e3);
         copied.push_ms(cost.capture_us as f64 / 1e3);
     }
+    let mut everything = Series::default();
+    for round in 0..plan.rounds {
+        let change = format!("{FLOOD}; echo {round} >/root/tree/1/1");
+        let turn = crab.turn_of(&sandbox, Class::Files, &change)?;
+        ensure!(turn.record.files_changed == 1, "{turn:?}");
+        everything.push_ms(captured_ms(&turn.record.cost));
+    }
+    let everything = everything.quantile(0.5);
+    measured.detail("files: end to let go after a flood, ms p50", everything);
     measured.enter("files_capture_ms_p50", captured.quantile(0.5));
     measured.enter("files_frozen_ms_p50", frozen.quantile(0.5));
     measured.detail("files: end to let go, ms p90", captured.quantile(0.9));
