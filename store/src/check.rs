@@ -23,7 +23,7 @@ use crate::{
     error::{FileError, ReadError},
     id::{PackId, SandboxId, TurnId},
     journal::{self, Soundness},
-    locks,
+    locks::{self, Pace},
     manifest::{Manifest, packs_of},
     pack::{self, Location},
     reach,
@@ -130,7 +130,7 @@ pub(crate) struct Look {
 impl SandboxStore {
     /// Looks at everything. `progress` is told so many bytes of so many.
     pub fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Checked, ReadError> {
-        let look = Look::at(self, false, progress)?;
+        let look = Look::at(self, &mut Pace::steady(), progress)?;
         match look.newer {
             Some(newer) => Err(newer),
             None => Ok(look.checked),
@@ -139,10 +139,10 @@ impl SandboxStore {
 }
 
 impl Look {
-    /// Looks at everything; with `yields`, for no longer than nobody waits for the writer.
+    /// Looks at everything, for as long as `pace` says.
     pub(crate) fn at(
         store: &SandboxStore,
-        yields: bool,
+        pace: &mut Pace<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, ReadError> {
         let _reading = locks::reading(store)?;
@@ -168,9 +168,9 @@ impl Look {
         look.small::<SandboxMeta>(store, Part::Meta, META_FILE, &META);
         // Before the packs: whatever these name is written to its end.
         look.manifests(store)?;
-        look.packs(store, yields, progress)?;
+        look.packs(store, pace, progress)?;
         look.journal(store)?;
-        look.checkpoints(store);
+        look.checkpoints(store, pace)?;
         look.promises(store)?;
         let removed = |damage: &Damage| damage.part == Part::Manifest && !damage.path.exists();
         // By somebody else, while this was looked at.
@@ -250,7 +250,7 @@ impl Look {
     fn packs(
         &mut self,
         store: &SandboxStore,
-        yields: bool,
+        pace: &mut Pace<'_>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), ReadError> {
         let named = self.named();
@@ -261,16 +261,13 @@ impl Look {
             .sum();
         let mut done = 0;
         for pack in &there {
-            if yields && locks::is_wanted(store)? {
-                return Err(ReadError::Wanted(store.id().clone()));
-            }
+            pace.go_on()?;
             let path = store.pack_path(*pack);
             let len = length(&path);
             match pack::read_index(&path) {
                 Ok(objects) => {
-                    self.pack(*pack, &path, &objects, &mut |bytes| {
-                        progress(done + bytes, total);
-                    });
+                    let progress = &mut |bytes| progress(done + bytes, total);
+                    self.pack(*pack, &path, &objects, pace, progress)?;
                 }
                 // Perhaps it is just being written; nobody relies on it.
                 Err(_) if !named.contains(pack) => continue,
@@ -300,16 +297,21 @@ impl Look {
         pack: PackId,
         path: &Path,
         objects: &[(Digest, Location)],
+        pace: &mut Pace<'_>,
         progress: &mut dyn FnMut(u64),
-    ) {
+    ) -> Result<(), ReadError> {
         if let Err(error) = pack::check_layout(path, objects) {
             self.error(Part::Pack, path, error);
         }
         let file = match File::open(path).map_err(FileError::of("open", path)) {
             Ok(file) => file,
-            Err(error) => return self.unsound(pack, path, error.into()),
+            Err(error) => {
+                self.unsound(pack, path, error.into());
+                return Ok(());
+            }
         };
         for (digest, location) in objects {
+            pace.go_on()?;
             if let Err(error) = pack::read_object(&file, path, *digest, *location)
                 && let Some(damage) = self.error(Part::Object, path, error)
             {
@@ -320,6 +322,7 @@ impl Look {
             self.checked.objects += 1;
             progress(location.at + u64::from(location.stored_len));
         }
+        Ok(())
     }
 
     fn journal(&mut self, store: &SandboxStore) -> Result<(), ReadError> {
@@ -363,9 +366,10 @@ impl Look {
     }
 
     /// Whether each checkpoint has what it refers to.
-    fn checkpoints(&mut self, store: &SandboxStore) {
+    fn checkpoints(&mut self, store: &SandboxStore, pace: &mut Pace<'_>) -> Result<(), ReadError> {
         let manifests = std::mem::take(&mut self.manifests);
         for manifest in &manifests {
+            pace.go_on()?;
             let needs = Needs::of(self, store, manifest);
             for damage in needs.damage {
                 self.hit(damage, manifest.turn);
@@ -377,6 +381,7 @@ impl Look {
             }
         }
         self.manifests = manifests;
+        Ok(())
     }
 
     /// In which of its packs a checkpoint finds an object, as a reader does.

@@ -22,7 +22,7 @@ use crate::{
 /// Length of a chunk, on average where content decides on where it begins ([`Cutter`]).
 pub const CHUNK: usize = 128 << 10;
 /// Zeros of this length and alignment become holes in a restored file.
-pub(crate) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 static ZEROS: [u8; CHUNK] = [0; CHUNK];
 

@@ -62,6 +62,9 @@ const DEAD_SHARE_SHORT: u64 = 10;
 /// For how long readers are waited for, and the pause between tries.
 const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(10);
+/// Why a removal that was broken off has left something.
+const BROKEN_OFF: &str = "it was broken off, since a container is about to begin or its shim ends: the \
+    rest is freed the next time";
 
 /// What is to be removed.
 #[derive(Debug, Default)]
@@ -72,7 +75,7 @@ pub struct Wanted<'a> {
     pub now_ms: u64,
     /// Checkpoints that stay, beside those that always do.
     pub in_use: BTreeSet<TurnId>,
-    /// Set when it is to end early: nothing is left half done.
+    /// Set when it is to end early: nothing is left half done. What was removed by then is told.
     pub stop: Option<&'a AtomicBool>,
     /// Ends early, too, where a container is about to begin, which needs the writer.
     pub yields: bool,
@@ -109,8 +112,11 @@ pub enum CollectError {
     /// It could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// It was told to end.
-    #[error("the removal was interrupted")]
+    /// It was told to end, or somebody needs the writer.
+    #[error(
+        "it was broken off before anything was removed, since a container is about to begin or its \
+         shim ends"
+    )]
     Stopped,
 }
 
@@ -198,17 +204,10 @@ impl SandboxWriter {
             bytes_before,
             ..Collected::default()
         };
-        remove_dead(store, &collecting, &sweep, &mut done)?;
-        for (pack, len, _) in &sweep.replace {
-            wanted.go_on(store)?;
-            replace(
-                store,
-                &collecting,
-                (*pack, *len),
-                &sweep.live,
-                &wanted,
-                &mut done,
-            )?;
+        match free(store, &collecting, &sweep, &wanted, &mut done) {
+            // What is gone is gone, and to be told.
+            Err(CollectError::Stopped) => done.postponed = Some(BROKEN_OFF.to_owned()),
+            freed => freed?,
         }
         crab_fault::at(Point::Collected);
         Ok(done)
@@ -423,6 +422,23 @@ fn sweep(
         }
     }
     Ok(sweep)
+}
+
+/// The second half: packs.
+fn free(
+    store: &SandboxStore,
+    collecting: &Collecting<'_>,
+    sweep: &Sweep,
+    wanted: &Wanted<'_>,
+    done: &mut Collected,
+) -> Result<(), CollectError> {
+    remove_dead(store, collecting, sweep, done)?;
+    for (pack, len, _) in &sweep.replace {
+        wanted.go_on(store)?;
+        let live = &sweep.live;
+        replace(store, collecting, (*pack, *len), live, wanted, done)?;
+    }
+    Ok(())
 }
 
 /// The right to change packs; nothing, and a reason, if somebody reads for too long.

@@ -19,12 +19,12 @@ use std::{
 };
 
 use fastcdc::v2020::{Normalization, cut, select_masks};
-use rustix::{
-    fs::{SeekFrom, seek},
-    io::{Errno, pread},
-};
+use rustix::io::{Errno, pread};
 
-use crate::chunk::{BLOCK, CHUNK, is_zero};
+use crate::{
+    chunk::{BLOCK, CHUNK, is_zero},
+    sparse,
+};
 
 /// Contents that are longer are cut by what is in them.
 pub const LARGE: u64 = 1 << 20;
@@ -263,14 +263,7 @@ impl<'f> Cutter<'f> {
         if self.at >= self.size {
             return Ok(None);
         }
-        match seek(self.file, SeekFrom::Data(self.at)) {
-            Ok(at) => Ok(Some(at).filter(|at| *at < self.size)),
-            // Holes only, up to the end.
-            Err(Errno::NXIO) => Ok(None),
-            // A file system that cannot tell.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(self.at)),
-            Err(error) => Err(error.into()),
-        }
+        Ok(sparse::next_data(self.file, self.at)?.filter(|at| *at < self.size))
     }
 }
 

@@ -5,9 +5,17 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags, linkat, open},
+    io::Errno,
 };
 
 use crate::error::FileError;
@@ -87,7 +95,85 @@ pub(crate) fn replace_and(
         return Err(error);
     }
     renamed();
-    sync_dir(path.parent().unwrap_or(Path::new(".")))
+    sync_dir(parent(path))
+}
+
+/// A file that has no name before it is whole, where the file system has such files: a process that
+/// is killed leaves nothing of it.
+pub(crate) struct Nameless {
+    file: File,
+    /// The name that it has elsewhere.
+    temporary: Option<PathBuf>,
+}
+
+impl Nameless {
+    /// For what shall be at `path`.
+    pub(crate) fn beside(path: &Path) -> Result<Self, FileError> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        match open(parent(path), flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => Ok(Self {
+                file: file.into(),
+                temporary: None,
+            }),
+            // As file systems, and kernels, say that they have none.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let temporary = temporary(path)?;
+                Ok(Self {
+                    file: create_new(&temporary)?,
+                    temporary: Some(temporary),
+                })
+            }
+            Err(error) => Err(FileError::of("create", path)(error.into())),
+        }
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> Result<File, FileError> {
+        let file = self.file.try_clone();
+        file.map_err(FileError::of("write", Path::new("a file without a name")))
+    }
+
+    /// Puts it, which has to be on the disk, in place of whatever is at `path`.
+    pub(crate) fn publish(mut self, path: &Path) -> Result<(), FileError> {
+        if self.temporary.is_none() {
+            match self.link(path) {
+                Ok(()) => return sync_dir(parent(path)),
+                // Only a name can take another's place.
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(FileError::of("publish", path)(error.into())),
+            }
+            let temporary = temporary(path)?;
+            self.link(&temporary)
+                .map_err(|error| FileError::of("publish", path)(error.into()))?;
+            self.temporary = Some(temporary);
+        }
+        if let Some(temporary) = &self.temporary {
+            fs::rename(temporary, path).map_err(FileError::of("publish", path))?;
+            self.temporary = None;
+        }
+        sync_dir(parent(path))
+    }
+
+    fn link(&self, to: &Path) -> Result<(), Errno> {
+        let from = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for Nameless {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // The first error is the one to report.
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// The directory that a path is in.
+fn parent(path: &Path) -> &Path {
+    let parent = path.parent();
+    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// A name beside `path` for what shall take its place. A writer that opens the sandbox

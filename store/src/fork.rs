@@ -14,17 +14,21 @@
 //! Nothing of a fork refers to its parent's directory.
 //!
 //! A fork's history is built under a hidden name and appears by one rename: there whole, or
-//! not at all.
+//! not at all. Whoever builds one has its directory locked, so that what a killed process left is
+//! known by nobody having it, whatever process has its number by now.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
     thread,
     time::Duration,
 };
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::{
+    fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with},
+    io::Errno,
+};
 use thiserror::Error;
 
 use crate::{
@@ -40,12 +44,17 @@ use crate::{
         Client, MANIFEST, META, RESTORE, RESTORE_FILE, RestoreRequest, SandboxMeta, SandboxStore,
     },
     store::Store,
+    writer,
 };
 
 /// Its only turn.
 pub(crate) const START: TurnId = TurnId(0);
 /// Between a sandbox's id and what tells its half made history from others. No id has it.
 const HALF_MADE: &str = "~fork.";
+/// The same behind the tilde: what is half removed has a number alone (writer.rs).
+const FORK: &str = "fork.";
+/// The pause between tries.
+const PAUSE: Duration = Duration::from_millis(10);
 /// For how long whoever else writes to an earlier history of that name is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -90,7 +99,10 @@ impl Store {
     /// first start restores it. The history of an earlier sandbox of that name is put aside.
     pub fn fork(&self, id: &SandboxId, fork: &Fork) -> Result<SandboxStore, ForkError> {
         let target = self.at(id);
-        let (packs, hidden) = (&fork.manifest.packs, self.half_made(id)?);
+        let packs = &fork.manifest.packs;
+        // What others have left may hold much of the disk; that it cannot go is no reason not to fork.
+        let _ = self.sweep();
+        let (hidden, building) = self.half_made(id)?;
         let built = build(&hidden, packs, fork).and_then(|()| {
             if target.dir().exists() {
                 self.retire_within(id, PATIENCE)?;
@@ -100,6 +112,9 @@ impl Store {
                 .map_err(|error| FileError::of("make", to)(error.into()))?;
             Ok(())
         });
+        // Others have locks of their own on a sandbox's directory. Not by closing it alone: a
+        // child that is about to run another program has it, too.
+        let _ = flock(&building, FlockOperation::Unlock);
         if let Err(error) = built {
             // The first error is the one to report.
             let _ = fs::remove_dir_all(hidden.dir());
@@ -111,18 +126,91 @@ impl Store {
         Ok(target)
     }
 
-    /// Where the history is built; what a killed process has left of one goes.
-    fn half_made(&self, id: &SandboxId) -> Result<SandboxStore, FileError> {
+    /// Where the history is built, and that this is for us alone.
+    fn half_made(&self, id: &SandboxId) -> Result<(SandboxStore, File), FileError> {
         let mut name = self.at(id).dir().as_os_str().to_owned();
         name.push(format!("{HALF_MADE}{}", std::process::id()));
         let dir = PathBuf::from(name);
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(FileError::of("remove", &dir)(error));
+        // One that a killed process with our number left.
+        remove_dir(&dir)?;
+        loop {
+            durable::create_dir(&dir)?;
+            // Somebody who sweeps may have it before us.
+            if let Some(lock) = lock_dir(&dir)? {
+                return Ok((SandboxStore::at(id.clone(), dir), lock));
             }
-            _ => {}
+            thread::sleep(PAUSE);
         }
-        Ok(SandboxStore::at(id.clone(), dir))
+    }
+
+    /// Removes what killed processes have left: histories that were being made, and such as were
+    /// being removed. Tells how many there were.
+    ///
+    /// # Errors
+    /// When something of it could not be looked at or removed.
+    pub fn sweep(&self) -> Result<u64, FileError> {
+        let mut swept = 0;
+        for namespace in self.namespaces()? {
+            for name in durable::names(&namespace)? {
+                let dir = namespace.join(&name);
+                match Left::of(&name) {
+                    Some(Left::HalfMade) => {
+                        let Some(_alone) = lock_dir(&dir)? else {
+                            continue;
+                        };
+                        remove_dir(&dir)?;
+                    }
+                    // Whoever began it, and goes on with it, minds nobody who helps.
+                    Some(Left::HalfRemoved) => remove_dir(&dir)?,
+                    None => continue,
+                }
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+}
+
+/// What no sandbox is called.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    HalfMade,
+    HalfRemoved,
+}
+
+impl Left {
+    fn of(name: &str) -> Option<Self> {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let (id, rest) = name.split_once('~')?;
+        let of_fork = rest.strip_prefix(FORK);
+        match (id.is_empty(), of_fork) {
+            (false, Some(pid)) if is_number(pid) => Some(Self::HalfMade),
+            (false, None) if is_number(rest) => Some(Self::HalfRemoved),
+            _ => None,
+        }
+    }
+}
+
+/// Locks a directory; nothing if somebody else has it, or it is another one by now.
+fn lock_dir(dir: &Path) -> Result<Option<File>, FileError> {
+    let lock = match File::open(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        lock => lock.map_err(FileError::of("open", dir))?,
+    };
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        locked => locked.map_err(|error| FileError::of("lock", dir)(error.into()))?,
+    }
+    Ok(writer::is_same(&lock, dir)?.then_some(lock))
+}
+
+/// Removes a directory; that it is not there is no error.
+fn remove_dir(dir: &Path) -> Result<(), FileError> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(FileError::of("remove", dir)(error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -179,14 +267,18 @@ fn build(hidden: &SandboxStore, packs: &[PackId], fork: &Fork) -> Result<(), For
 
 /// Beside each other, because a file system writes its log once for all who wait for it.
 fn sync_all(files: &[PathBuf], dirs: &[PathBuf]) -> Result<(), FileError> {
+    type Sync = fn(&Path) -> Result<(), FileError>;
+    let files = files.iter().map(|file| (durable::sync_file as Sync, file));
+    let dirs = dirs.iter().map(|dir| (durable::sync_dir as Sync, dir));
     thread::scope(|scope| {
-        let files = files
-            .iter()
-            .map(|file| scope.spawn(move || durable::sync_file(file)));
-        let dirs = dirs
-            .iter()
-            .map(|dir| scope.spawn(move || durable::sync_dir(dir)));
-        let waiting: Vec<_> = files.chain(dirs).collect();
+        let mut waiting = Vec::new();
+        for (sync, path) in files.chain(dirs) {
+            match thread::Builder::new().spawn_scoped(scope, move || sync(path)) {
+                Ok(syncing) => waiting.push(syncing),
+                // No room for a thread: one after the other, then.
+                Err(_) => sync(path)?,
+            }
+        }
         waiting.into_iter().try_for_each(|synced| {
             synced
                 .join()
@@ -207,7 +299,6 @@ fn share(from: &Path, to: &Path) -> Result<(), FileError> {
 }
 
 fn has_no_more_names(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     let error = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(error, Some(Errno::MLINK | Errno::PERM | Errno::OPNOTSUPP))
 }
@@ -290,3 +381,25 @@ fn meta(fork: &Fork) -> Result<SandboxMeta, ReadError> {
 
 /// Where the writable directory of a sandbox's container is noted in its metadata.
 pub const UPPER: &str = "upper";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_known_by_a_name_that_no_sandbox_has() {
+        assert_eq!(Left::of("demo~fork.12"), Some(Left::HalfMade));
+        assert_eq!(Left::of("demo~12"), Some(Left::HalfRemoved));
+        for other in [
+            "demo",
+            "demo.1700000000000",
+            "~12",
+            "demo~",
+            "demo~fork.",
+            "demo~x",
+            "a~1~2",
+        ] {
+            assert_eq!(Left::of(other), None, "{other}");
+        }
+    }
+}

@@ -49,10 +49,13 @@ pub struct ProcessImage {
     pub turn: TurnId,
     /// The files of CRIU's image directory. A further one of the same name lies over what
     /// is before it: see [`crate::Pages`].
+    #[serde(deserialize_with = "crate::budget::list")]
     pub files: Vec<ImageFile>,
     /// Which of them hold tmpfs mounts.
+    #[serde(deserialize_with = "crate::budget::list")]
     pub tmpfs_images: Vec<TmpfsImage>,
     /// The processes in it.
+    #[serde(deserialize_with = "crate::budget::list")]
     pub processes: Vec<ProcessEntry>,
     /// The boot of the kernel that it was taken under.
     pub boot_id: String,
@@ -61,6 +64,7 @@ pub struct ProcessImage {
     /// The OCI runtime that drove it.
     pub runtime: String,
     /// What else a restore has to know (stdio pipes, namespaces, ...).
+    #[serde(deserialize_with = "crate::budget::map")]
     pub extra: BTreeMap<String, String>,
 }
 
@@ -72,6 +76,7 @@ pub struct ImageFile {
     /// Its length.
     pub size: u64,
     /// Its bytes; what no segment covers is a hole.
+    #[serde(deserialize_with = "crate::budget::list")]
     pub content: Vec<Segment>,
 }
 

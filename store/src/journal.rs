@@ -86,6 +86,11 @@ fn is_torn_header(bytes: &[u8]) -> bool {
 
 /// Parses a journal, and tells where its last whole record ends.
 fn parse(path: &Path, bytes: &[u8]) -> Result<(Journal, usize), ReadError> {
+    parse_from(path, bytes, HEADER_LEN)
+}
+
+/// The same of what lies behind the record that ends at `from`.
+fn parse_from(path: &Path, bytes: &[u8], from: usize) -> Result<(Journal, usize), ReadError> {
     let damaged = |why: &str| ReadError::Damaged {
         path: path.to_owned(),
         why: why.to_owned(),
@@ -105,8 +110,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(Journal, usize), ReadError> {
     let version = u32::from_le_bytes(*version);
     version::check(path, version, VERSION)?;
     let mut journal = Journal::default();
-    let mut end = HEADER_LEN;
-    let mut at = HEADER_LEN;
+    let (mut end, mut at) = (from, from);
     while at < bytes.len() {
         if let Some((record, next)) = record_at(bytes, at) {
             if at > end {
@@ -130,6 +134,18 @@ pub(crate) fn read(path: &Path) -> Result<Journal, ReadError> {
     match durable::read(path, MAX_JOURNAL)? {
         Some(bytes) => Ok(parse(path, &bytes)?.0),
         None => Ok(Journal::default()),
+    }
+}
+
+/// The records that lie behind one that ended at `place`; nothing if the journal is shorter than
+/// that by now.
+pub(crate) fn since(path: &Path, place: u64) -> Result<Option<Vec<JournalRecord>>, ReadError> {
+    let bytes = durable::read(path, MAX_JOURNAL)?.unwrap_or_default();
+    match usize::try_from(place) {
+        Ok(place) if (HEADER_LEN..=bytes.len()).contains(&place) => {
+            Ok(Some(parse_from(path, &bytes, place)?.0.records))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -247,6 +263,11 @@ impl JournalWriter {
             path: path.to_owned(),
             end: end as u64,
         })
+    }
+
+    /// Where the last whole record ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
     }
 
     /// Appends a record. After an error it is as if it had never been tried.

@@ -38,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod budget;
 mod check;
 mod chunk;
 mod class;
@@ -50,6 +51,7 @@ mod envelope;
 mod error;
 mod export;
 mod fork;
+mod host;
 mod id;
 mod image;
 mod import;
@@ -71,6 +73,7 @@ mod repair;
 mod retention;
 mod rollback;
 mod sandbox;
+mod sparse;
 mod stamp;
 mod store;
 mod tags;
@@ -82,7 +85,7 @@ mod writer;
 
 pub use archive::{ArchiveError, write_archive};
 pub use check::{Checked, Damage, Part};
-pub use chunk::{CHUNK, Content};
+pub use chunk::{BLOCK, CHUNK, Content};
 pub use class::Class;
 pub use collect::{CollectError, Collected, Wanted};
 pub use cut::{Cutter, GAP, LARGE};
@@ -94,6 +97,7 @@ pub use effects::{
 pub use error::{Around, FileError, OpenError, ReadError, WriteError};
 pub use export::{ExportError, Exported, Exporting, ImageName, Progress};
 pub use fork::{Fork, ForkError, UPPER};
+pub use host::over;
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};
 pub use import::{Archive, ImportError, Imported};
@@ -113,6 +117,7 @@ pub use repair::Repaired;
 pub use retention::Limits;
 pub use rollback::RollbackBegun;
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
+pub use sparse::{holds, next_data, read_full};
 pub use stamp::Stamp;
 pub use store::{DEFAULT_ROOT, Store};
 pub use tags::{Tag, TagError, TagName, TagNameError, Tags};

@@ -13,14 +13,23 @@
 //! nothing, and they end with their holder, however that dies. Nobody waits for a reader:
 //! what a reader keeps from being removed is left for the next time.
 
-use std::{fs::File, io::ErrorKind, path::Path, thread::sleep, time::Duration};
+use std::{
+    fs::File,
+    io::ErrorKind,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use rustix::{
     fs::{FlockOperation, flock},
     io::{Errno, retry_on_intr},
 };
 
-use crate::{error::FileError, sandbox::SandboxStore};
+use crate::{
+    error::{FileError, ReadError},
+    sandbox::SandboxStore,
+};
 
 /// A lock, until it is dropped. Nothing where the directory does not exist.
 pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] Option<File>);
@@ -47,6 +56,48 @@ pub(crate) fn wanted(store: &SandboxStore) -> Result<Held, FileError> {
 pub(crate) fn is_wanted(store: &SandboxStore) -> Result<bool, FileError> {
     let alone = take(store.dir(), FlockOperation::NonBlockingLockExclusive)?;
     Ok(alone.is_none())
+}
+
+/// How often whoever could do it another time asks whether somebody waits for the writer.
+const ASK: Duration = Duration::from_millis(50);
+
+/// Long work that gives way to who waits for the writer, if it gives way at all.
+pub(crate) struct Pace<'a> {
+    store: Option<&'a SandboxStore>,
+    asked: Option<Instant>,
+}
+
+impl<'a> Pace<'a> {
+    /// It gives way.
+    pub(crate) fn yielding(store: &'a SandboxStore) -> Self {
+        Self {
+            store: Some(store),
+            asked: None,
+        }
+    }
+
+    /// It does not.
+    pub(crate) fn steady() -> Self {
+        Self {
+            store: None,
+            asked: None,
+        }
+    }
+
+    /// To be asked before each small part of the work: whether to go on.
+    pub(crate) fn go_on(&mut self) -> Result<(), ReadError> {
+        let Some(store) = self.store else {
+            return Ok(());
+        };
+        if self.asked.is_some_and(|asked| asked.elapsed() < ASK) {
+            return Ok(());
+        }
+        self.asked = Some(Instant::now());
+        match is_wanted(store)? {
+            true => Err(ReadError::Wanted(store.id().clone())),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Waits until it is certain that no checkpoint is removed meanwhile.

@@ -34,7 +34,7 @@ use crate::{
     error::{FileError, OpenError, ReadError},
     id::TurnId,
     journal::{self, JournalWriter},
-    locks,
+    locks::{self, Pace},
     manifest::packs_of,
     pack::{self, Location},
     pack_file::PackFile,
@@ -74,6 +74,7 @@ impl Store {
         let mut repair = Repair {
             store: sandbox,
             aside: None,
+            pace: Pace::yielding(sandbox),
         };
         let look = look(sandbox, progress)?;
         let found = look.checked.clone();
@@ -108,7 +109,7 @@ impl Store {
 }
 
 fn look(store: &SandboxStore, progress: &mut dyn FnMut(u64, u64)) -> Result<Look, ReadError> {
-    let look = Look::at(store, true, progress)?;
+    let look = Look::at(store, &mut Pace::yielding(store), progress)?;
     match look.newer {
         // What a later version wrote is not this one's to judge.
         Some(newer) => Err(newer),
@@ -135,6 +136,7 @@ struct Repair<'a> {
     store: &'a SandboxStore,
     /// Made when there is something to put into it.
     aside: Option<PathBuf>,
+    pace: Pace<'a>,
 }
 
 impl Repair<'_> {
@@ -193,7 +195,7 @@ impl Repair<'_> {
     }
 
     /// Builds damaged packs anew from what in them is sound.
-    fn packs(&mut self, found: &Checked) -> Result<(), FileError> {
+    fn packs(&mut self, found: &Checked) -> Result<(), OpenError> {
         let damaged = found.damage.iter();
         let damaged: BTreeSet<&PathBuf> = damaged
             .filter(|damage| matches!(damage.part, Part::Pack | Part::Object))
@@ -202,7 +204,7 @@ impl Repair<'_> {
             .collect();
         for path in damaged {
             let sound = match pack::read_index(path) {
-                Ok(objects) => sound_objects(path, objects)?,
+                Ok(objects) => sound_objects(path, objects, &mut self.pace)?,
                 Err(_) => pack::salvage(path)?,
             };
             if sound.is_empty() {
@@ -215,6 +217,7 @@ impl Repair<'_> {
             let temporary = durable::temporary(path)?;
             let mut anew = PackFile::create(temporary.clone())?;
             for (digest, location) in &sound {
+                self.pace.go_on()?;
                 let Ok(stored) = pack::read_stored(&from, path, *digest, *location) else {
                     continue;
                 };
@@ -305,10 +308,15 @@ impl Repair<'_> {
 fn sound_objects(
     path: &Path,
     objects: Vec<(Digest, Location)>,
-) -> Result<Vec<(Digest, Location)>, FileError> {
+    pace: &mut Pace<'_>,
+) -> Result<Vec<(Digest, Location)>, ReadError> {
     let file = File::open(path).map_err(FileError::of("open", path))?;
-    let is_sound = |(digest, location): &(Digest, Location)| {
-        pack::read_object(&file, path, *digest, *location).is_ok()
-    };
-    Ok(objects.into_iter().filter(is_sound).collect())
+    let mut sound = Vec::new();
+    for (digest, location) in objects {
+        pace.go_on()?;
+        if pack::read_object(&file, path, digest, location).is_ok() {
+            sound.push((digest, location));
+        }
+    }
+    Ok(sound)
 }

@@ -23,9 +23,10 @@ use crate::{
     envelope::Envelope,
     error::{FileError, ReadError, WriteError},
     id::TurnId,
-    locks,
+    journal, locks,
     record::JournalRecord,
     sandbox::SandboxStore,
+    writer::SandboxWriter,
 };
 
 pub(crate) const ROLLBACK: Envelope = Envelope {
@@ -49,34 +50,67 @@ pub struct RollbackBegun {
     pub begun_ms: u64,
 }
 
-impl RollbackBegun {
-    /// Whether the journal tells of something that came after it.
-    fn is_over(&self, records: &[JournalRecord]) -> bool {
-        // Newer ones come last.
-        records.iter().rev().any(|record| match record {
-            JournalRecord::Turn(record) => record.turn >= self.next,
+/// What is noted of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    #[serde(flatten)]
+    begun: RollbackBegun,
+    /// Where the journal ended then. Earlier versions did not note it.
+    #[serde(default)]
+    journal: Option<u64>,
+}
+
+impl Note {
+    /// Whether the journal tells of something that came after it. Not by the clock, which may be
+    /// set back meanwhile.
+    fn is_over(&self, sandbox: &SandboxStore) -> Result<bool, ReadError> {
+        let since = match self.journal {
+            Some(place) => journal::since(&sandbox.journal_path(), place)?,
+            None => None,
+        };
+        Ok(match since {
+            Some(since) => since.iter().any(|record| self.is_over_with(record, true)),
+            // It was written anew by a repair, or its end never came to the disk: by what else
+            // there is.
+            None => {
+                let records = sandbox.journal()?.records;
+                records
+                    .iter()
+                    .any(|record| self.is_over_with(record, false))
+            }
+        })
+    }
+
+    fn is_over_with(&self, record: &JournalRecord, is_later: bool) -> bool {
+        match record {
+            JournalRecord::Turn(record) => record.turn >= self.begun.next,
             JournalRecord::Rollback(record) | JournalRecord::Restore(record) => {
-                record.at_ms >= self.begun_ms
+                is_later || record.at_ms >= self.begun.begun_ms
             }
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
             | JournalRecord::Unknown => false,
-        })
+        }
     }
 }
 
-impl SandboxStore {
+impl SandboxWriter {
     /// Notes that files are about to be changed. It is on the disk when this returns.
     ///
     /// # Errors
     /// When it could not be written: then nothing may be changed.
-    pub fn begin_rollback(&self, rollback: RollbackBegun) -> Result<(), WriteError> {
-        let _none_goes = locks::checkpoints(self)?;
-        self.note(Some(rollback))
+    pub fn begin_rollback(&self, begun: RollbackBegun) -> Result<(), WriteError> {
+        let _none_goes = locks::checkpoints(self.store())?;
+        self.store().note(Some(Note {
+            begun,
+            journal: Some(self.journal_end()),
+        }))
     }
+}
 
-    fn note(&self, rollback: Option<RollbackBegun>) -> Result<(), WriteError> {
+impl SandboxStore {
+    fn note(&self, rollback: Option<Note>) -> Result<(), WriteError> {
         let sealed = ROLLBACK.seal(&rollback);
         let mut bytes = sealed.map_err(|error| WriteError::Value {
             what: "note of a rollback",
@@ -111,12 +145,11 @@ impl SandboxStore {
             Err(ReadError::Damaged { .. }) => None,
             Err(error) => return Err(error),
         };
-        let Some(begun): Option<RollbackBegun> = begun else {
+        let Some(note): Option<Note> = begun else {
             return Ok(None);
         };
         // Its writer died before it could take the note away.
-        let is_over = begun.is_over(&self.journal()?.records);
-        Ok((!is_over).then_some(begun))
+        Ok((!note.is_over(self)?).then_some(note.begun))
     }
 
     /// The files are whole again. Not on the disk at once: the journal tells it, too.
@@ -162,20 +195,35 @@ mod tests {
             writer.append(record, Durability::Lazy).unwrap();
         };
         append(999);
-        sandbox.begin_rollback(begun).unwrap();
+        writer.begin_rollback(begun).unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), Some(begun));
         sandbox.end_rollback().unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), None);
-        sandbox.begin_rollback(begun).unwrap();
+        writer.begin_rollback(begun).unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), Some(begun));
         append(1000);
+        assert_eq!(sandbox.rollback_begun().unwrap(), None);
+        // The clock was set back: that of before is no later one, and the next one is.
+        append(9000);
+        writer.begin_rollback(begun).unwrap();
+        assert_eq!(sandbox.rollback_begun().unwrap(), Some(begun));
+        append(5);
+        assert_eq!(sandbox.rollback_begun().unwrap(), None);
+        // A note of an earlier version goes by it.
+        let note = |begun_ms| Note {
+            begun: RollbackBegun { begun_ms, ..begun },
+            journal: None,
+        };
+        sandbox.note(Some(note(9001))).unwrap();
+        assert!(sandbox.rollback_begun().unwrap().is_some());
+        sandbox.note(Some(note(9000))).unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), None);
         // Torn while it was written.
         let later = RollbackBegun {
             begun_ms: 2000,
             ..begun
         };
-        sandbox.begin_rollback(later).unwrap();
+        writer.begin_rollback(later).unwrap();
         assert_eq!(sandbox.rollback_begun().unwrap(), Some(later));
         let path = sandbox.dir().join(ROLLBACK_FILE);
         assert_eq!(path.metadata().unwrap().len(), ROOM as u64);

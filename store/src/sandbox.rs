@@ -261,13 +261,22 @@ impl SandboxStore {
         }
     }
 
-    /// Whether anything of a history is there, other than a beginning that was never published.
+    /// Whether anything of a history is there, other than what a killed import has left.
     pub(crate) fn is_begun(&self) -> bool {
-        let is_begun = |journal: Journal| {
-            let beginning = matches!(journal.records.first(), None | Some(JournalRecord::Fork(_)));
-            !beginning || journal.records.len() > 2 || journal.damaged > 0
-        };
-        !self.checkpoints().is_ok_and(|it| it.is_empty()) || self.journal().map_or(true, is_begun)
+        let has_checkpoint = || !self.checkpoints().is_ok_and(|it| it.is_empty());
+        match self.journal() {
+            Ok(Journal {
+                records,
+                damaged: 0,
+            }) => match &records[..] {
+                // Its turn comes last. A fork is there with its turn, or not at all.
+                [JournalRecord::Fork(_)] => false,
+                // Of earlier versions, the checkpoint came last.
+                [] | [JournalRecord::Fork(_), _] => has_checkpoint(),
+                _ => true,
+            },
+            _ => true,
+        }
     }
 
     /// That there is no checkpoint at all.

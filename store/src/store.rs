@@ -87,20 +87,25 @@ impl Store {
         SandboxStore::at(id.clone(), dir)
     }
 
+    /// The directories that sandboxes are in.
+    pub(crate) fn namespaces(&self) -> Result<Vec<PathBuf>, FileError> {
+        let root = self.root.join(SANDBOXES_DIR);
+        let names = durable::names(&root)?.into_iter();
+        let dirs = names.map(|name| root.join(name));
+        Ok(dirs.filter(|dir| dir.is_dir()).collect())
+    }
+
     /// Every sandbox in it, sorted.
     pub fn sandboxes(&self) -> Result<Vec<SandboxId>, OpenError> {
-        let root = self.root.join(SANDBOXES_DIR);
         let mut found = Vec::new();
-        for namespace in durable::names(&root)? {
-            let dir = root.join(&namespace);
-            if !dir.is_dir() {
-                continue;
-            }
+        for dir in self.namespaces()? {
+            let namespace = dir.file_name().and_then(|name| name.to_str());
+            let namespace = namespace.unwrap_or_default();
             // What is no identifier is not ours, or half removed.
             let ids = durable::names(&dir)?;
             found.extend(
                 ids.iter()
-                    .filter_map(|id| SandboxId::new(&namespace, id).ok()),
+                    .filter_map(|id| SandboxId::new(namespace, id).ok()),
             );
         }
         found.sort_unstable();

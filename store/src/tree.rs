@@ -20,6 +20,7 @@ use crate::{MAX_OBJECT, digest::Digest, text::escape};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tree {
     /// What is in it. The root itself has the empty path.
+    #[serde(deserialize_with = "crate::budget::list")]
     pub entries: Vec<TreeEntry>,
 }
 
@@ -39,6 +40,7 @@ pub struct TreeEntry {
     /// When its content changed.
     pub mtime: Time,
     /// Extended attributes, name and value, sorted by name.
+    #[serde(deserialize_with = "crate::budget::list")]
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -61,6 +63,7 @@ pub enum EntryKind {
         /// Its length.
         size: u64,
         /// Its bytes; what no segment covers is a hole.
+        #[serde(deserialize_with = "crate::budget::list")]
         content: Vec<Segment>,
     },
     /// A symbolic link.

@@ -328,6 +328,11 @@ impl SandboxWriter {
         held(&self.journal).append(record, durability)
     }
 
+    /// Where the journal ends now.
+    pub(crate) fn journal_end(&self) -> u64 {
+        held(&self.journal).end()
+    }
+
     /// Writes down what is known of the sandbox.
     pub fn set_meta(&self, meta: &SandboxMeta) -> Result<(), WriteError> {
         self.shared.store.write_meta(meta)
@@ -357,7 +362,7 @@ pub(crate) fn lock(store: &SandboxStore) -> Result<File, OpenError> {
     }
 }
 
-fn is_same(file: &File, path: &Path) -> Result<bool, FileError> {
+pub(crate) fn is_same(file: &File, path: &Path) -> Result<bool, FileError> {
     let ours = file.metadata().map_err(FileError::of("read", path))?;
     match path.metadata() {
         Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
@@ -410,7 +415,11 @@ fn clear(store: &SandboxStore) -> Result<(), FileError> {
     hidden.push(format!("~{}", std::process::id()));
     let hidden = Path::new(&hidden);
     std::fs::rename(store.dir(), hidden).map_err(FileError::of("remove", store.dir()))?;
-    std::fs::remove_dir_all(hidden).map_err(FileError::of("remove", hidden))
+    match std::fs::remove_dir_all(hidden) {
+        // By somebody who took it for what a killed process left.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(FileError::of("remove", hidden)),
+    }
 }
 
 /// Gives a sandbox's history another name, if nobody writes to it.

@@ -495,3 +495,61 @@ fn a_removal_ends_when_a_container_is_about_to_begin() {
     let name = store.retire_within(&id(), Duration::ZERO).unwrap();
     all_read_whole(&store.sandbox(&name).unwrap());
 }
+
+#[test]
+fn a_removal_that_is_broken_off_tells_what_it_has_removed() {
+    let (dir, store) = store();
+    let writer = store.writer(&id()).unwrap();
+    // Packs of which more than half is dead when the last checkpoint alone is left.
+    let packs = 40;
+    let mut segments = Vec::new();
+    for turn in 0..packs {
+        let mut pack = writer.begin().unwrap();
+        let stays = noise(1000 + turn, 10_000);
+        let digest = pack.put(&stays).unwrap();
+        segments.push(Segment {
+            offset: turn * 10_000,
+            len: 10_000,
+            digest,
+        });
+        let goes = pack.put_stream(&mut &*noise(turn, 100_000)).unwrap();
+        let mut tree = tree_with(goes);
+        let file = EntryKind::File {
+            size: (turn + 1) * 10_000,
+            content: segments.clone(),
+        };
+        tree.entries.push(entry(b"more", file));
+        let upper = pack.put_tree(&tree).unwrap();
+        let spec = pack.put(b"{}").unwrap();
+        pack.publish(manifest(turn, upper, spec)).unwrap();
+        let record = JournalRecord::Turn(turn_record(turn));
+        writer.append(record, Durability::Lazy).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    let wanted = Wanted {
+        stop: Some(&stop),
+        ..keep(0)
+    };
+    let done = thread::scope(|scope| {
+        let collecting = scope.spawn(|| writer.collect(&wanted));
+        while names(dir.path(), "manifests").len() > 1 {
+            thread::yield_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+        collecting.join().unwrap().unwrap()
+    });
+    assert_eq!(done.removed.len() as u64, packs - 1);
+    assert!(done.packs_replaced < packs - 1, "{done:?}");
+    let why = done.postponed.clone().unwrap();
+    assert!(why.contains("broken off"), "{why}");
+    let is_whole = || writer.store().check(&mut |_, _| {}).unwrap().is_whole();
+    assert!(is_whole());
+    // It goes on.
+    let rest = writer.collect(&keep(0)).unwrap();
+    assert!(
+        rest.removed.is_empty() && rest.postponed.is_none(),
+        "{rest:?}"
+    );
+    assert_eq!(done.packs_replaced + rest.packs_replaced, packs - 1);
+    assert!(is_whole());
+}

@@ -17,7 +17,7 @@ use std::{
 use crab_store::*;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use support::{entry, id, noise, store};
+use support::{checkpoint, entry, id, noise, store};
 
 const SPEC: &[u8] = br#"{"ociVersion":"1.2.0","annotations":{"a":"b"}}"#;
 
@@ -479,6 +479,76 @@ fn an_import_that_ends_early_leaves_nothing() {
     );
 }
 
+#[test]
+fn an_import_that_was_killed_when_it_had_published_is_done_again() {
+    let (dir, one) = store();
+    let (writer, ..) = sandbox(&one);
+    let file = dir.path().join("file.tar");
+    export(&writer, &file);
+    let (_elsewhere, two) = store();
+    // As it is without the last thing that an import writes.
+    let writer = two.writer(&id()).unwrap();
+    let origin = ForkRecord {
+        at_ms: 1,
+        from: id(),
+        turn: TurnId(4),
+        checkpoint: TurnId(3),
+    };
+    writer
+        .append(JournalRecord::Fork(origin), Durability::Synced)
+        .unwrap();
+    checkpoint(&writer, 0, &noise(9, 1000)).unwrap();
+    drop(writer);
+    let imported = import(&two, &file).unwrap();
+    let sandbox = two.sandbox(&id()).unwrap();
+    assert_eq!(sandbox.head().unwrap().unwrap(), imported.manifest);
+    let records = sandbox.journal().unwrap().records;
+    assert!(
+        matches!(
+            records[..],
+            [JournalRecord::Fork(_), JournalRecord::Turn(_)]
+        ),
+        "{records:?}"
+    );
+    // And what is whole stays.
+    let again = import(&two, &file);
+    assert!(matches!(again, Err(ImportError::Exists(_))), "{again:?}");
+}
+
+#[test]
+fn an_export_has_no_name_before_it_is_whole() {
+    let (dir, one) = store();
+    let (writer, ..) = sandbox(&one);
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
+    let probe = rustix::fs::open(&out, flags, rustix::fs::Mode::RUSR);
+    if let Err(error) = probe {
+        eprintln!(
+            "skipped: no files without a name in {}: {error}",
+            out.display()
+        );
+        return;
+    }
+    let names = || fs::read_dir(&out).unwrap().count();
+    let file = out.join("file.tar");
+    for there in [0, 1] {
+        let mut calls = 0;
+        let done = writer.store().export(exporting(3), &file, &mut |_, _| {
+            calls += 1;
+            assert_eq!(names(), there);
+            true
+        });
+        done.unwrap();
+        assert!(calls > 0);
+        assert_eq!(names(), 1);
+        assert!(Archive::open(&file).is_ok());
+        use std::os::unix::fs::PermissionsExt;
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
+
 /// Nothing of the file comes into a store.
 fn refuse(file: &Path) -> String {
     let (_dir, store) = store();
@@ -667,6 +737,14 @@ fn zeros(count: u64) -> Vec<u8> {
     packer.finish().unwrap()
 }
 
+/// The most memory that this process has had, in bytes.
+fn peak_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() * 1024
+}
+
 /// A member of any kind.
 fn member(name: &[u8], kind: u8, size: u64) -> Vec<u8> {
     let mut header = tar::Header::new_gnu();
@@ -742,8 +820,23 @@ fn what_no_export_writes_is_refused_in_one_line() {
         packed(&[&bytes])
     });
     assert!(told(changed).contains("another content"));
-    // A record of no tree.
-    told(forged().layer("record", |_| zeros((512 << 20) + 2)));
+    // A record that is much longer than it is packed, and one that would be much larger in memory: a
+    // million entries of eight bytes.
+    let most = 128 << 20;
+    assert!(told(forged().layer("record", |_| zeros(most))).contains("larger than any"));
+    let before = peak_memory();
+    let entry = [0u8; 8];
+    let entries = entry.repeat(1 << 20);
+    let many = packed(&[&[0x80, 0x80, 0x80, 0x04], &entries, &[0; 8]]);
+    assert!(many.len() < 4096, "{}", many.len());
+    assert!(told(forged().layer("record", |_| many)).contains("larger than any"));
+    // Of attributes, which are smaller still.
+    let [one, root, length] = [[1u8], [0; 1], [0x80]];
+    let head = [&one[..], &root, &[0; 6], &length.repeat(3), &[0x04]].concat();
+    let many = packed(&[&head, &[0; 16 << 20]]);
+    assert!(told(forged().layer("record", |_| many)).contains("larger than any"));
+    let grown = peak_memory() - before;
+    assert!(grown < 300 << 20, "{grown}");
     told(forged().layer("record", |_| packed(&[&[255; 100]])));
     let trees = [
         (b"..".to_vec(), EntryKind::Dir),

@@ -161,3 +161,38 @@ fn nothing_is_left_of_a_copy_that_cannot_be_made() {
     ));
     assert_eq!(fs::read_dir(namespace).unwrap().count(), 1);
 }
+
+#[test]
+fn what_killed_processes_left_goes_and_what_is_being_made_stays() {
+    use rustix::fs::{FlockOperation, flock};
+    let (dir, store) = store();
+    let writer = store.writer(&id()).unwrap();
+    let bytes = noise(1, 100_000);
+    checkpoint(&writer, 0, &bytes).unwrap();
+    let namespace = dir.path().join("sandboxes/default");
+    let left = |name: &str| {
+        let packs = namespace.join(name).join("packs");
+        fs::create_dir_all(&packs).unwrap();
+        fs::write(packs.join("a.pack"), &bytes).unwrap();
+        namespace.join(name)
+    };
+    // By a process that is gone, by one whose number another has by now, and half removed.
+    let gone = left("copy~fork.4194305");
+    let again = left(&format!("other~fork.{}", std::process::id()));
+    let removed = left("old~17");
+    let made = left("made~fork.1");
+    let making = fs::File::open(&made).unwrap();
+    flock(&making, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(store.sweep().unwrap(), 3);
+    assert!(!gone.exists() && !again.exists() && !removed.exists());
+    assert!(made.join("packs/a.pack").exists());
+    assert_eq!(store.sandboxes().unwrap(), [id()]);
+
+    // The next fork does so by itself, and its own directory is locked by nobody.
+    flock(&making, FlockOperation::Unlock).unwrap();
+    let copy = fork(&store, writer.store(), 0, "copy");
+    assert!(!made.exists());
+    assert_eq!(head(&copy), bytes);
+    let dir = fs::File::open(namespace.join("copy")).unwrap();
+    flock(&dir, FlockOperation::NonBlockingLockExclusive).unwrap();
+}

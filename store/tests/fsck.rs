@@ -443,3 +443,51 @@ fn what_is_being_written_is_no_damage_and_cannot_be_repaired_meanwhile() {
         .unwrap_err();
     assert!(matches!(error, OpenError::Locked(_)), "{error}");
 }
+
+#[test]
+fn a_repair_gives_way_within_a_pack() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    {
+        let writer = store.writer(&id()).unwrap();
+        let mut pack = writer.begin().unwrap();
+        let objects: Vec<Digest> = (0..200)
+            .map(|number| pack.put(&noise(number, 1000)).unwrap())
+            .collect();
+        let segments = objects.into_iter().enumerate().map(|(at, digest)| Segment {
+            offset: at as u64 * 1000,
+            len: 1000,
+            digest,
+        });
+        let content = Content {
+            size: 200_000,
+            segments: segments.collect(),
+        };
+        let upper = pack.put_tree(&tree_with(content)).unwrap();
+        let spec = pack.put(b"{}").unwrap();
+        pack.publish(manifest(0, upper, spec)).unwrap();
+        let record = JournalRecord::Turn(turn_record(0));
+        writer.append(record, Durability::Synced).unwrap();
+    }
+    let (store, sandbox) = (&store, store.sandbox(&id()).unwrap());
+    std::thread::scope(|scope| {
+        let mut begins = None;
+        let mut calls = 0;
+        let repaired = store.repair(&sandbox, 1, &mut |_, _| {
+            calls += 1;
+            begins.get_or_insert_with(|| {
+                let patience = std::time::Duration::from_secs(60);
+                let begins = scope.spawn(move || store.writer_within(&id(), patience).map(drop));
+                // Until it waits, and longer than is passed over.
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                begins
+            });
+        });
+        assert!(
+            matches!(repaired, Err(OpenError::Read(ReadError::Wanted(_)))),
+            "{repaired:?}"
+        );
+        assert!(calls < 10, "{calls}");
+        begins.unwrap().join().unwrap().unwrap();
+    });
+}

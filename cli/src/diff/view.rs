@@ -5,7 +5,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use crab_store::{CHUNK, EntryKind, ObjectReader, Segment, Time, Tree, TreeEntry};
+use crab_store::{EntryKind, ObjectReader, Segment, Time, Tree, TreeEntry, holds};
 
 use super::image::{Found, Image};
 
@@ -219,40 +219,7 @@ pub(super) fn same_content(one: &Source, two: &Source, size: u64) -> io::Result<
         // A layer does not change.
         (Source::Image(_), Source::Image(_)) => Ok(Some(true)),
         (Source::Store(segments), Source::Image(file))
-        | (Source::Image(file), Source::Store(segments)) => {
-            is_content(file, segments, size).map(Some)
-        }
+        | (Source::Image(file), Source::Store(segments)) => holds(file, size, segments).map(Some),
         _ => Ok(None),
     }
-}
-
-/// Whether a file holds what these segments hold, and zeros elsewhere.
-fn is_content(file: &File, segments: &[Segment], size: u64) -> io::Result<bool> {
-    let mut buffer = Vec::new();
-    let mut at = 0;
-    for segment in segments {
-        if !is_zero(file, at, segment.offset, &mut buffer)? {
-            return Ok(false);
-        }
-        buffer.resize(segment.len as usize, 0);
-        file.read_exact_at(&mut buffer, segment.offset)?;
-        if segment.digest != crab_store::Digest::of(&buffer) {
-            return Ok(false);
-        }
-        at = segment.offset + u64::from(segment.len);
-    }
-    is_zero(file, at, size, &mut buffer)
-}
-
-fn is_zero(file: &File, from: u64, to: u64, buffer: &mut Vec<u8>) -> io::Result<bool> {
-    let mut at = from;
-    while at < to {
-        buffer.resize((to - at).min(CHUNK as u64) as usize, 0);
-        file.read_exact_at(buffer, at)?;
-        if buffer.iter().any(|byte| *byte != 0) {
-            return Ok(false);
-        }
-        at += buffer.len() as u64;
-    }
-    Ok(true)
 }

@@ -7,14 +7,14 @@
 
 use std::os::fd::BorrowedFd;
 
-use crab_store::{CHUNK, Cutter, Digest, GAP, LARGE, Segment};
+use crab_store::{CHUNK, Cutter, GAP, LARGE, Segment};
 use rustix::{
     fs::{SeekFrom, seek},
-    io::{Errno, Result, pread},
+    io::{Errno, Result},
 };
 
 const STEP: u64 = CHUNK as u64;
-const BLOCK: u64 = 4096;
+const BLOCK: u64 = crab_store::BLOCK as u64;
 
 /// A run of bytes of a file that is not a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +23,13 @@ pub(crate) struct Run {
     pub(crate) end: u64,
 }
 
+fn errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
 /// Where the data at or after `from` begins, if there is any.
 fn next_data(fd: BorrowedFd<'_>, from: u64) -> Result<Option<u64>> {
-    match seek(fd, SeekFrom::Data(from)) {
-        Ok(at) => Ok(Some(at)),
-        Err(Errno::NXIO) => Ok(None),
-        // A file system without holes: everything is data.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
-        Err(errno) => Err(errno),
-    }
+    crab_store::next_data(fd, from).map_err(errno)
 }
 
 /// The runs of data in the first `size` bytes.
@@ -87,8 +85,7 @@ pub(crate) fn chunks(
     mut each: impl FnMut(u64, Vec<u8>),
 ) -> Result<bool> {
     let mut cutter = Cutter::new(&fd, size);
-    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    while let Some((offset, bytes)) = cutter.next().map_err(failed)? {
+    while let Some((offset, bytes)) = cutter.next().map_err(errno)? {
         each(offset, bytes.to_vec());
     }
     Ok(!cutter.is_short())
@@ -96,49 +93,12 @@ pub(crate) fn chunks(
 
 /// Fills `buffer` from `offset`; false if the file ends before.
 pub(crate) fn read_full(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> Result<bool> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match pread(fd, &mut buffer[done..], offset + done as u64) {
-            Ok(0) => return Ok(false),
-            Ok(count) => done += count,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(true)
-}
-
-fn all_zero(fd: BorrowedFd<'_>, from: u64, to: u64, buffer: &mut Vec<u8>) -> Result<bool> {
-    let mut at = from;
-    while at < to {
-        let Some(start) = next_data(fd, at)?.filter(|start| *start < to) else {
-            return Ok(true);
-        };
-        let len = (to - start).min(STEP) as usize;
-        buffer.resize(len, 0);
-        if !read_full(fd, buffer, start)? || buffer.iter().any(|byte| *byte != 0) {
-            return Ok(false);
-        }
-        at = start + len as u64;
-    }
-    Ok(true)
+    crab_store::read_full(fd, buffer, offset).map_err(errno)
 }
 
 /// Whether the first `size` bytes are those of `segments`.
 pub(crate) fn equals_segments(fd: BorrowedFd<'_>, size: u64, segments: &[Segment]) -> Result<bool> {
-    let mut buffer = Vec::new();
-    let mut at = 0;
-    for segment in segments {
-        if !all_zero(fd, at, segment.offset, &mut buffer)? {
-            return Ok(false);
-        }
-        buffer.resize(segment.len as usize, 0);
-        if !read_full(fd, &mut buffer, segment.offset)? || Digest::of(&buffer) != segment.digest {
-            return Ok(false);
-        }
-        at = segment.offset + u64::from(segment.len);
-    }
-    all_zero(fd, at, size, &mut buffer)
+    crab_store::holds(fd, size, segments).map_err(errno)
 }
 
 /// Whether the first `size` bytes of two files are the same.
@@ -167,6 +127,8 @@ pub(crate) fn equal_files(one: BorrowedFd<'_>, other: BorrowedFd<'_>, size: u64)
 #[cfg(test)]
 mod tests {
     use std::os::{fd::AsFd, unix::fs::FileExt};
+
+    use crab_store::Digest;
 
     use super::*;
 

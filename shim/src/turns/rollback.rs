@@ -178,8 +178,8 @@ impl Task {
         self.finish_removal().await;
         let (target, way_back) = self.prepare(store, manifest, now).await?;
         let note = self.note_of_rollback(&target.manifest, &way_back.manifest)?;
-        let noted = store.clone();
-        blocking(move || Ok(noted.begin_rollback(note)?))
+        let writer = self.history()?.writer.clone();
+        blocking(move || Ok(writer.begin_rollback(note)?))
             .await
             .context("note the rollback, for the case that it is interrupted")?;
         let client = self
@@ -296,7 +296,7 @@ impl Task {
             crab_fault::pass(Point::ColdStage)?;
             let (target, way_back) = thread::scope(|scope| {
                 // Both take as long as their processes hold memory.
-                let way_back = scope.spawn(|| {
+                let way_back = thread::Builder::new().spawn_scoped(scope, || {
                     let reader = store.reader(&now)?;
                     staged(&now, &reader, "way-back-images")
                 });
@@ -310,7 +310,10 @@ impl Task {
                     anyhow::Ok((images, replacement, index))
                 };
                 let target = target();
-                let way_back = way_back.join();
+                let way_back = match way_back {
+                    Ok(way_back) => way_back.join(),
+                    Err(error) => Ok(Err(anyhow!("no thread for the way back: {error}"))),
+                };
                 (target, way_back)
             });
             let way_back = way_back.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

@@ -45,10 +45,10 @@ impl Task {
         let rootfs = self.container.bundle.rootfs().to_path_buf();
         let manifest = target.clone();
         let note = self.note_of_rollback(target, now)?;
-        let store = store.clone();
+        let writer = self.history()?.writer.clone();
         let note = move || {
             crab_fault::pass(Point::WarmNote)?;
-            Ok(store.begin_rollback(note)?)
+            Ok(writer.begin_rollback(note)?)
         };
         let warm = self
             .with_capture(move |capture| {

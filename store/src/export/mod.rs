@@ -37,12 +37,13 @@ pub use write::Exporting;
 
 use crate::{
     archive::ArchiveError,
+    budget::{self, price},
     error::{FileError, ReadError},
     id::TurnId,
     image::ProcessImage,
     manifest::Manifest,
     sandbox::Client,
-    tree::Tree,
+    tree::{EntryKind, Tree, TreeEntry},
 };
 
 pub(crate) const LAYOUT: &str = "oci-layout";
@@ -59,8 +60,20 @@ pub(crate) const CRIU: &str = "application/vnd.containerd.container.criu.checkpo
 /// Where a layer belongs; that of the upper directory has none.
 pub(crate) const MOUNT: &str = "dev.crab.checkpoint.mount";
 
-/// Largest record, before it is compressed.
-pub(crate) const MAX_RECORD: u64 = 512 << 20;
+/// How much memory any record may take, as bytes and again in lists...
+const MIN_ROOM: u64 = 64 << 20;
+/// ... how much more than it takes in an archive: names, numbers and times that are alike pack well,
+/// and still not to less than this...
+const PACKED: u64 = 256;
+/// ... and what none may: about five million paths.
+const MAX_ROOM: u64 = 1 << 30;
+
+/// How many bytes a record may have, and take in lists when it is read, that takes so many in an
+/// archive.
+pub(crate) fn room(packed: u64) -> u64 {
+    let more = packed.saturating_mul(PACKED);
+    MIN_ROOM.saturating_add(more).min(MAX_ROOM)
+}
 /// Largest of the other blobs that are read as a whole.
 pub(crate) const MAX_SMALL: u64 = 16 << 20;
 
@@ -93,8 +106,35 @@ pub struct ImageName {
 pub(crate) struct Record {
     pub(crate) upper: Tree,
     /// By where they are mounted.
+    #[serde(deserialize_with = "budget::list")]
     pub(crate) tmpfs: Vec<(Vec<u8>, Tree)>,
     pub(crate) processes: Option<ProcessImage>,
+}
+
+impl Record {
+    /// What its lists take in memory, as they are charged when it is read.
+    pub(crate) fn weight(&self) -> u64 {
+        fn of<T>(list: &[T]) -> u64 {
+            list.len() as u64 * price::<T>()
+        }
+        let entry = |entry: &TreeEntry| {
+            let content = match &entry.kind {
+                EntryKind::File { content, .. } => of(content),
+                _ => 0,
+            };
+            of(&entry.xattrs) + content
+        };
+        let tree = |tree: &Tree| of(&tree.entries) + tree.entries.iter().map(entry).sum::<u64>();
+        let tmpfs = self.tmpfs.iter().map(|(_, it)| tree(it)).sum::<u64>();
+        let image = |image: &ProcessImage| {
+            let contents = image.files.iter().map(|file| of(&file.content));
+            let extra = image.extra.len() as u64 * price::<(String, String)>();
+            let lists = of(&image.tmpfs_images) + of(&image.processes) + extra;
+            of(&image.files) + contents.sum::<u64>() + lists
+        };
+        let image = self.processes.as_ref().map_or(0, image);
+        tree(&self.upper) + of(&self.tmpfs) + tmpfs + image
+    }
 }
 
 /// Why a checkpoint was not exported.

@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    fs::File,
     io::{self, Write},
     path::Path,
 };
@@ -15,11 +16,11 @@ use oci_spec::image::{
 use serde::Serialize;
 
 use super::{
-    ARTIFACT, CONFIG, CRIU, ExportError, Exported, INDEX, ImageName, LAYER, LAYOUT, MAX_RECORD,
-    MOUNT, Progress, RECORD, Record, SPEC,
+    ARTIFACT, CONFIG, CRIU, ExportError, Exported, INDEX, ImageName, LAYER, LAYOUT, MOUNT,
+    Progress, RECORD, Record, SPEC,
     outer::Outer,
     processes::{Flat, flatten},
-    view,
+    room, view,
 };
 use crate::{
     archive::{ArchiveError, PREFIX, end, member, write_layer},
@@ -80,22 +81,10 @@ impl SandboxStore {
             image: exporting.image,
             manifest,
         };
-        let temporary = durable::temporary(to)?;
-        let written = self.write(&exported, exporting.time, &temporary, progress);
-        let placed = written.and_then(|len| {
-            std::fs::rename(&temporary, to).map_err(FileError::of("publish", to))?;
-            Ok(len)
-        });
-        let len = match placed {
-            Ok(len) => len,
-            Err(error) => {
-                // The first error is the one to report.
-                let _ = std::fs::remove_file(&temporary);
-                return Err(error);
-            }
-        };
-        let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
-        durable::sync_dir(parent.unwrap_or(Path::new(".")))?;
+        // It may hold memory: whoever is killed meanwhile is to leave none of it behind.
+        let file = durable::Nameless::beside(to)?;
+        let len = self.write(&exported, exporting.time, (file.file()?, to), progress)?;
+        file.publish(to)?;
         Ok((exported, len))
     }
 
@@ -103,7 +92,7 @@ impl SandboxStore {
         &self,
         exported: &Exported,
         time: fn(u64) -> String,
-        at: &Path,
+        (file, at): (File, &Path),
         progress: &mut Progress<'_>,
     ) -> Result<u64, ExportError> {
         let manifest = &exported.manifest;
@@ -122,7 +111,6 @@ impl SandboxStore {
                 .map(length)
                 .sum::<u64>()
             + view::bytes(&files);
-        let file = durable::create_new(at)?;
         let failed = |error| ExportError::from(ArchiveError::Write(error));
         let mut out = Outer::new(file, manifest.created_ms / 1000, total, progress);
         let layout = OciLayoutBuilder::default()
@@ -176,14 +164,16 @@ fn record(manifest: &Manifest, reader: &ObjectReader) -> Result<Record, ExportEr
 fn packed(record: &Record) -> Result<Vec<u8>, ExportError> {
     let what = "the list of what the checkpoint holds";
     let bytes = postcard::to_allocvec(record).map_err(invalid(what))?;
-    if bytes.len() as u64 > MAX_RECORD {
-        let why = format!(
-            "it has {} bytes, and at most {MAX_RECORD} are read",
-            bytes.len()
-        );
+    let packed = zstd::bulk::compress(&bytes, ZSTD_LEVEL).map_err(invalid(what))?;
+    let (needs, room) = (
+        record.weight().max(bytes.len() as u64),
+        room(packed.len() as u64),
+    );
+    if needs > room {
+        let why = format!("it takes {needs} bytes of memory, and an import gives it {room}");
         return Err(ExportError::Value { what, why });
     }
-    zstd::bulk::compress(&bytes, ZSTD_LEVEL).map_err(invalid(what))
+    Ok(packed)
 }
 
 /// The layer of a tree.

@@ -41,11 +41,12 @@ use self::{
 };
 use crate::{
     archive::layer_prefix,
+    budget,
     class::Class,
     error::{FileError, OpenError, WriteError},
     export::{
-        ARTIFACT, CONFIG, CRIU, Exported, INDEX, LAYER, LAYOUT, MAX_RECORD, MAX_SMALL, MOUNT,
-        Progress, RECORD, Record, SPEC,
+        ARTIFACT, CONFIG, CRIU, Exported, INDEX, LAYER, LAYOUT, MAX_SMALL, MOUNT, Progress, RECORD,
+        Record, SPEC, room,
     },
     fork::{self, START},
     id::SandboxId,
@@ -296,9 +297,12 @@ impl Store {
                 checkpoint: archive.exported.manifest.turn,
             };
             let start = fork::start(&manifest, from, turn, now_ms);
+            // The turn comes last: the journal says nothing that is not there, and without it
+            // what is there is what a killed import has left.
             writer.append(JournalRecord::Fork(origin), Durability::Lazy)?;
+            let manifest = pack.publish(manifest)?;
             writer.append(JournalRecord::Turn(start), Durability::Synced)?;
-            Ok(pack.publish(manifest)?)
+            Ok(manifest)
         })();
         match brought {
             Ok(manifest) => Ok(Imported {
@@ -381,16 +385,22 @@ fn bring(
 }
 
 fn record(archive: &Archive) -> Result<Record, Fault> {
-    let mut blob = archive.outer.blob(archive.layer(RECORD)?)?;
+    let layer = archive.layer(RECORD)?;
+    let mut blob = archive.outer.blob(layer)?;
+    let room = room(layer.size());
     let mut bytes = Vec::new();
     let unpacked = zstd::Decoder::new(&mut blob)?;
-    unpacked.take(MAX_RECORD + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_RECORD {
-        return Err(refused("the list of what it holds is too long"));
+    unpacked.take(room + 1).read_to_end(&mut bytes)?;
+    let too_much =
+        || refused("the list of what it holds is larger than any that is as long packed");
+    if bytes.len() as u64 > room {
+        return Err(too_much());
     }
     blob.finish()?;
     let wrong = |error: postcard::Error| refused(format!("the list of what it holds: {error}"));
-    let record: Record = postcard::from_bytes(&bytes).map_err(wrong)?;
+    let read = budget::within(room, || postcard::from_bytes::<Record>(&bytes));
+    let record = read.ok_or_else(too_much)?.map_err(wrong)?;
+    drop(bytes);
     let trees = record.tmpfs.iter().map(|(_, tree)| tree);
     for tree in trees.chain([&record.upper]) {
         tree.check().map_err(|error| refused(error.to_string()))?;
