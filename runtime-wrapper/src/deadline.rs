@@ -89,7 +89,7 @@ impl Deadline {
     /// they keep its number from being anybody else's.
     pub(crate) fn of(leader: u32, limit: Limit) -> Self {
         let (done, wait) = channel();
-        let watcher = thread::spawn(move || {
+        let watcher = thread::Builder::new().spawn(move || {
             let start = Instant::now();
             let why = loop {
                 let left = limit.after.saturating_sub(start.elapsed());
@@ -109,10 +109,13 @@ impl Deadline {
                 let _ = kill_process_group(group, Signal::KILL);
             }
         });
+        if let Err(error) = &watcher {
+            tracing::error!(leader, %error, "no thread to end it if it takes too long");
+        }
         Self {
             leader,
             done: Some(done),
-            watcher: Some(watcher),
+            watcher: watcher.ok(),
         }
     }
 

@@ -52,14 +52,14 @@ pub fn create(path: &Path) -> Result<(), NetnsError> {
     fs::File::create(path).map_err(error("make"))?;
     // A thread of its own: the namespace of the others must stay.
     let target = path.to_path_buf();
-    let made = thread::spawn(move || -> io::Result<()> {
+    let making = thread::Builder::new().spawn(move || -> io::Result<()> {
         unshare_net()?;
         loopback_up()?;
         mount_bind("/proc/thread-self/ns/net", &target)?;
         Ok(())
-    })
-    .join()
-    .unwrap_or_else(|_| Err(io::Error::other("the thread that made it panicked")));
+    });
+    let panicked = |_| Err(io::Error::other("the thread that made it panicked"));
+    let made = making.and_then(|making| making.join().unwrap_or_else(panicked));
     if let Err(source) = made {
         let _ = fs::remove_file(path);
         return Err(error("make")(source));
@@ -85,7 +85,7 @@ impl StandIn {
         let namespace = path.to_path_buf();
         let (entered, wait) = mpsc::channel();
         let (stays, leave) = mpsc::channel::<()>();
-        thread::spawn(move || {
+        let entering = thread::Builder::new().spawn(move || {
             let enter = || -> io::Result<i32> {
                 let namespace = fs::File::open(namespace)?;
                 let kind = Some(LinkNameSpaceType::Network);
@@ -96,9 +96,8 @@ impl StandIn {
             // Until it is dropped.
             let _ = leave.recv();
         });
-        let id = wait
-            .recv()
-            .unwrap_or_else(|_| Err(io::Error::other("the thread that enters it panicked")));
+        let panicked = |_| Err(io::Error::other("the thread that enters it panicked"));
+        let id = entering.and_then(|_| wait.recv().unwrap_or_else(panicked));
         let id = id.map_err(|source| NetnsError {
             verb: "enter",
             path: path.to_path_buf(),

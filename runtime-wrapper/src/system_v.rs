@@ -48,11 +48,11 @@ impl SystemV {
     pub fn of(pid: i32) -> io::Result<Self> {
         let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
         // A namespace is a thread's: this one enters it and ends.
-        let opens = thread::spawn(move || -> io::Result<Vec<File>> {
+        let opens = thread::Builder::new().spawn(move || -> io::Result<Vec<File>> {
             let kind = Some(LinkNameSpaceType::InterProcessCommunication);
             move_into_link_name_space(namespace.as_fd(), kind)?;
             LISTS.iter().map(File::open).collect()
-        });
+        })?;
         let lists = opens.join().map_err(|_| io::Error::other("panicked"))??;
         Ok(Self { lists })
     }

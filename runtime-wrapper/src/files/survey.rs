@@ -97,7 +97,9 @@ pub(crate) fn survey(with: Comparison<'_>) -> Result<Surveyed, WalkError> {
             if helpers.is_empty() && survey.is_large() {
                 let processors = thread::available_parallelism().map_or(1, usize::from);
                 let help = || Worker::new(&survey)?.run(|| ());
-                helpers.extend((1..processors.min(THREADS)).map(|_| scope.spawn(help)));
+                // With fewer, or none, where there is no room for a thread.
+                let helper = |_| thread::Builder::new().spawn_scoped(scope, help).ok();
+                helpers.extend((1..processors.min(THREADS)).map_while(helper));
             }
         });
         for helper in helpers {

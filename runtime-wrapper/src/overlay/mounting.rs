@@ -59,8 +59,8 @@ impl OverlayMount {
         };
         // Paths count from the current directory, which a thread can have for
         // itself only, as dockerd and containerd do it.
-        std::thread::scope(|scope| {
-            let mounted = scope.spawn(|| {
+        std::thread::scope(|scope| -> io::Result<()> {
+            let mounted = std::thread::Builder::new().spawn_scoped(scope, || {
                 // SAFETY: only CLONE_FS is given up, which leaves the thread
                 // with the same descriptors and memory; the thread runs nothing
                 // after this function, so that no other code finds itself in
@@ -68,11 +68,10 @@ impl OverlayMount {
                 unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
                 rustix::process::chdir(base)?;
                 mounting()
-            });
+            })?;
             let joined = mounted.join();
-            joined.unwrap_or(Err(rustix::io::Errno::IO))
-        })?;
-        Ok(())
+            Ok(joined.unwrap_or(Err(rustix::io::Errno::IO))?)
+        })
     }
 
     /// For options that no page holds (Linux 6.8).

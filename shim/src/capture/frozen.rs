@@ -2,7 +2,8 @@
 //! One freeze over both halves.
 
 use std::{
-    thread,
+    io,
+    thread::{self, Builder, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -151,13 +152,18 @@ impl Capture {
             None => self.judged(&stopped, &look).and_then(|it| self.files(it)),
         };
         let (written, files) = thread::scope(|scope| {
-            let writing = dump.map(|dump| scope.spawn(|| dump.write()));
+            let write = |dump: Dump| Builder::new().spawn_scoped(scope, move || dump.write());
+            let join = |writing: io::Result<ScopedJoinHandle<'_, _>>| match writing {
+                Ok(writing) => writing.join(),
+                Err(error) => Ok(Err(anyhow!("no thread for the dump: {error}"))),
+            };
+            let writing = dump.map(write);
             if beside {
                 // CRIU looks at the processes, and this thread at the files.
                 let files = files();
-                (writing.map(|writing| writing.join()), files)
+                (writing.map(join), files)
             } else {
-                let written = writing.map(|writing| writing.join());
+                let written = writing.map(join);
                 (written, files())
             }
         });

@@ -62,6 +62,9 @@ pub enum ContentError {
     /// The cgroup could not be read, thawed or frozen.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+    /// There is no room for a thread to look from.
+    #[error("begin a thread to look at them: {0}")]
+    Thread(io::Error),
     /// A thread could not be stopped by a tracer.
     #[error("stop thread {tid}: {source}")]
     Stop {
@@ -225,7 +228,7 @@ impl Content {
             stopped.wait().map_err(refused)?;
             Self::read(&stopped, set.iter(), earlier, limit)
         };
-        thread::scope(|scope| match scope.spawn(look).join() {
+        thread::scope(|scope| match beside(scope, look)?.join() {
             Ok(done) => done,
             Err(panic) => std::panic::resume_unwind(panic),
         })
@@ -314,7 +317,7 @@ fn on_its_own_thread<T: Send>(
 ) -> Result<T, ContentError> {
     let (asked, is_asked) = channel();
     thread::scope(|scope| {
-        let looking = scope.spawn(|| look(asked));
+        let looking = beside(scope, || look(asked))?;
         let hung = is_asked.recv_timeout(ASK_LIMIT) == Err(RecvTimeoutError::Timeout);
         if hung {
             frozen.let_go()?;
@@ -325,6 +328,15 @@ fn on_its_own_thread<T: Send>(
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
+}
+
+/// A thread of its own for this.
+fn beside<'scope, T: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    look: impl FnOnce() -> T + Send + 'scope,
+) -> Result<thread::ScopedJoinHandle<'scope, T>, ContentError> {
+    let begun = thread::Builder::new().spawn_scoped(scope, look);
+    begun.map_err(ContentError::Thread)
 }
 
 fn none_is_stopped(set: &Set) -> Result<(), ContentError> {
