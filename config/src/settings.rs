@@ -151,7 +151,7 @@ impl Default for Schedule {
     }
 }
 
-/// How the next capture is chosen.
+/// How the next capture is chosen (`crab-schedule` does it).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Who came first.
@@ -164,7 +164,8 @@ pub enum Policy {
 }
 
 impl Policy {
-    const ALL: [Self; 3] = [Self::Fifo, Self::Reactive, Self::Predictive];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Fifo, Self::Reactive, Self::Predictive];
     pub(crate) const WORDS: [&'static str; 3] = ["fifo", "reactive", "predictive"];
 
     pub(crate) fn parse(word: &str) -> Option<Self> {

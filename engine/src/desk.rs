@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crab_config::{Config, Policy as ConfiguredPolicy};
+use crab_config::Config;
 use crab_schedule::{
-    Budgets, Decision, End, JobId, Policy, Request, Scheduler, Settings, Stage, Time, cpu_pressure,
+    Budgets, Decision, End, JobId, Request, Scheduler, Settings, Stage, Time, cpu_pressure,
 };
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout_at};
@@ -78,11 +78,7 @@ pub(crate) fn settings(config: &Config) -> Settings {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let dumps = limit(config.schedule.dumps).and_then(|dumps| usize::try_from(dumps).ok());
     Settings {
-        policy: match config.schedule.policy {
-            ConfiguredPolicy::Fifo => Policy::Fifo,
-            ConfiguredPolicy::Reactive => Policy::Reactive,
-            ConfiguredPolicy::Predictive => Policy::Predictive,
-        },
+        policy: config.schedule.policy,
         budgets: Budgets {
             dumps: dumps.unwrap_or(processors),
             // One more than processors: one may wait for the disk.

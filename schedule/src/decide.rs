@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What may go on now.
 
+use crab_config::Policy;
+
 use crate::{
     job::{End, Job, JobId, Phase},
-    order::{Place, Policy},
+    order::Place,
     scheduler::{Decision, Scheduler},
     time::Time,
 };
@@ -146,7 +148,7 @@ impl Scheduler {
                 };
             if slot && fits {
                 let over = policy == Policy::Predictive && self.is_over_share(job);
-                let candidate = (policy.to_capture(*id, job, over), *id);
+                let candidate = (Place::to_capture(policy, *id, job, over), *id);
                 if first.is_none_or(|before| candidate < before) {
                     first = Some(candidate);
                     is_gated = job.gated.is_some();
@@ -183,7 +185,7 @@ impl Scheduler {
             } else {
                 job.since
             };
-            (waited_longest, policy.to_publish(id, job))
+            (waited_longest, Place::to_publish(policy, id, job))
         };
         self.captured
             .iter()

@@ -36,8 +36,8 @@ mod waits;
 
 pub use backoff::{Hundredths, cpu_pressure};
 pub use budget::{Budgets, TokenBucket};
+pub use crab_config::Policy;
 pub use job::{Class, End, Ended, JobId, JobView, Request, Stage, State};
-pub use order::Policy;
 pub use scheduler::{Counts, Decision, Scheduler, Settings};
 pub use share::WHOLE;
 pub use time::Time;

@@ -10,12 +10,13 @@ use std::{
     time::Duration,
 };
 
+use crab_config::Policy;
+
 use crate::{
     backoff::{Backoff, Hundredths},
     budget::{Budgets, Staging, TokenBucket},
     cost::Costs,
     job::{End, Ended, Job, JobId, JobView, Phase, Request, Stage},
-    order::Policy,
     share::{Share, Virtual, by_weight},
     time::{Time, micros},
 };
