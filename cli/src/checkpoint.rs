@@ -14,6 +14,7 @@ use crate::{
     error::CliError,
     live::{Live, WORK_TIMEOUT, refusal},
     output::{duration, size, visible},
+    progress::{Phase, waiting},
 };
 
 const WHAT: &str = "checkpoint";
@@ -39,9 +40,8 @@ pub(crate) async fn run(context: &Context, text_of_id: &str) -> Result<String, C
         ..Default::default()
     };
     let timeout = context::with_duration(WORK_TIMEOUT);
-    let taken = live
-        .client
-        .checkpoint(timeout, &request)
+    let phase = Phase::new(format!("taking a checkpoint of {id}"));
+    let taken = waiting(context, &phase, live.client.checkpoint(timeout, &request))
         .await
         .map_err(|error| refusal(WHAT, &id, &error))?;
     let taken = Taken {

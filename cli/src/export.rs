@@ -50,7 +50,7 @@ pub(crate) async fn run(
         time: |ms| utc(ms).replacen(' ', "T", 1),
     };
     let to = file.to_owned();
-    let mut bar = Bar::new(&id);
+    let mut bar = Bar::new(context, &id);
     let done = stoppable(move |stop: &AtomicBool| {
         sandbox.export(exporting, &to, &mut |done, total| {
             bar.at(done, total);

@@ -78,11 +78,13 @@ pub(crate) fn run(
         .map_err(|error| CliError::store("cannot check the store", error.into()))?;
     let one = text_of_id.is_some();
     let mut rows = Vec::new();
+    let mut bar = Bar::new(context, store.root().display());
     for sandbox in &sandboxes {
         if repair {
             context.require_root("repair", sandbox.id())?;
         }
-        match look(&store, sandbox, repair) {
+        bar.now(sandbox.id());
+        match look(&store, sandbox, repair, &mut bar) {
             Ok(row) => rows.push(row),
             Err(error) => {
                 let verb = if repair { "repair" } else { "check" };
@@ -112,11 +114,16 @@ pub(crate) fn run(
         whole: matches!(end, End::Whole),
         sandboxes: rows,
     };
+    drop(bar);
     Ok((context.answer(&fsck, text)?, end))
 }
 
-fn look(store: &Store, sandbox: &SandboxStore, repair: bool) -> Result<Row, StoreError> {
-    let mut bar = Bar::new(sandbox.id());
+fn look(
+    store: &Store,
+    sandbox: &SandboxStore,
+    repair: bool,
+    bar: &mut Bar,
+) -> Result<Row, StoreError> {
     let mut progress = |done, total| bar.at(done, total);
     let row = if repair {
         let done = store.repair(sandbox, now_ms(), &mut progress)?;

@@ -5,17 +5,20 @@
 //! Who writes to a sandbox's history removes from it. Of one that is live that is its shim,
 //! which is asked; of one that is gone it is `crab` itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crab_api::{sandbox::CollectRequest, ttrpc::context};
 use crab_store::{Collected, Limits, OpenError, SandboxId, SandboxStore, Store, TurnId, Wanted};
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 
 use crate::{
     context::Context,
     error::{CliError, StoreError},
     live::{Live, NoAnswer, WORK_TIMEOUT, refusal},
     output::{NOTHING, cell, count, now_ms, size, table, visible},
+    progress::{Phase, waiting},
+    stoppable::joined,
 };
 
 const WHAT: &str = "remove checkpoints of";
@@ -29,6 +32,8 @@ pub(crate) struct Said {
 #[derive(Serialize)]
 struct Gc {
     dry_run: bool,
+    /// How many histories are gone that killed processes had left half made or half removed.
+    swept: u64,
     sandboxes: Vec<Row>,
     /// Of all sandboxes.
     bytes_freed: u64,
@@ -50,11 +55,32 @@ pub(crate) async fn run(
     text_of_id: Option<&str>,
     said: &Said,
 ) -> Result<(String, bool), CliError> {
+    let phase = Phase::new("looking at what is kept");
+    let rows = rows(context, text_of_id, said, &phase);
+    let (rows, swept) = waiting(context, &phase, rows).await?;
+    let gc = Gc {
+        dry_run: said.dry_run,
+        swept,
+        bytes_freed: rows.iter().map(|row| row.done.bytes_freed).sum(),
+        sandboxes: rows,
+    };
+    let well = gc.sandboxes.iter().all(|row| row.failed.is_none());
+    Ok((context.answer(&gc, text)?, well))
+}
+
+async fn rows(
+    context: &Context,
+    text_of_id: Option<&str>,
+    said: &Said,
+    phase: &Phase,
+) -> Result<(Vec<Row>, u64), CliError> {
     let store = context.store()?;
     let mut rows = Vec::new();
+    let mut swept = 0;
     match text_of_id {
         Some(text) => {
             let sandbox = context.sandbox(text)?;
+            phase.now(sandbox.id());
             let done = collect(
                 context,
                 &store,
@@ -65,22 +91,32 @@ pub(crate) async fn run(
             rows.push(Row::of(sandbox.id(), Ok(done.await?)));
         }
         None => {
-            for sandbox in all(&store)? {
-                let limits = limits(context, &sandbox, said);
-                let done = collect(context, &store, &sandbox, said, limits).await;
+            if !said.dry_run && rustix::process::geteuid().is_root() {
+                swept = sweep(&store)?;
+            }
+            let sandboxes = all(&store)?;
+            for (number, sandbox) in sandboxes.iter().enumerate() {
+                phase.now(sandbox.id());
+                phase.at(number, sandboxes.len());
+                let limits = limits(context, sandbox, said);
+                let done = collect(context, &store, sandbox, said, limits).await;
                 // One that cannot be read must not keep the others from being removed from.
                 rows.push(Row::of(sandbox.id(), done));
             }
+            phase.now("the limit of the host");
+            phase.at(sandboxes.len(), sandboxes.len());
             host_limit(context, &store, said, &mut rows).await;
         }
     }
-    let gc = Gc {
-        dry_run: said.dry_run,
-        bytes_freed: rows.iter().map(|row| row.done.bytes_freed).sum(),
-        sandboxes: rows,
-    };
-    let well = gc.sandboxes.iter().all(|row| row.failed.is_none());
-    Ok((context.answer(&gc, text)?, well))
+    Ok((rows, swept))
+}
+
+/// Removes what killed processes have left beside the sandboxes.
+fn sweep(store: &Store) -> Result<u64, CliError> {
+    store.sweep().map_err(|error| {
+        let what = "cannot remove what killed processes have left";
+        CliError::failed(what, error, "see the store's disk")
+    })
 }
 
 /// Every sandbox in the store.
@@ -128,15 +164,16 @@ async fn collect(
         ..Wanted::default()
     };
     if said.dry_run {
-        return sandbox
-            .would_collect(&wanted)
-            .map_err(|error| failed(error.into()));
+        let sandbox = sandbox.clone();
+        let done = spawn_blocking(move || sandbox.would_collect(&wanted)).await;
+        return joined(done).map_err(|error| failed(error.into()));
     }
     context.require_root(WHAT, id)?;
     match store.writer(id) {
-        Ok(writer) => writer
-            .collect(&wanted)
-            .map_err(|error| failed(error.into())),
+        Ok(writer) => {
+            let done = spawn_blocking(move || writer.collect(&wanted)).await;
+            joined(done).map_err(|error| failed(error.into()))
+        }
         Err(locked @ OpenError::Locked(_)) => {
             let live = match Live::find(&context.config, id).await {
                 // By another `crab`, perhaps.
@@ -186,38 +223,30 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
         }
     };
     let taken = taken.saturating_sub(rows.iter().map(freed).sum::<u64>());
-    let mut over = taken.saturating_sub(most);
+    let mut over = crab_store::over(taken, most);
     if over == 0 {
         return;
     }
-    // Those that are gone first, and of each kind the one that is longest unused.
-    let mut order = Vec::new();
-    for (number, row) in rows.iter().enumerate() {
-        if row.failed.is_some() {
-            continue;
+    let readable = rows.iter().filter(|row| row.failed.is_none());
+    let ids: Vec<SandboxId> = readable.map(|row| row.sandbox.clone()).collect();
+    let mut live = BTreeSet::new();
+    for id in &ids {
+        if Live::find(&context.config, id).await.is_ok() {
+            live.insert(id);
         }
-        let Ok(sandbox) = store.sandbox(&row.sandbox) else {
-            continue;
-        };
-        let is_live = Live::find(&context.config, &row.sandbox).await.is_ok();
-        let newest = sandbox.latest().ok().flatten();
-        let newest = newest.map_or(0, |manifest| manifest.created_ms);
-        order.push(((is_live, newest, number), sandbox));
     }
-    order.sort_unstable_by_key(|(key, _)| *key);
-    for ((_, _, number), sandbox) in order {
+    for sandbox in store.givers(&ids, |id| live.contains(id)) {
         if over == 0 {
             return;
         }
-        let row = &mut rows[number];
+        let Some(row) = rows.iter_mut().find(|row| row.sandbox == *sandbox.id()) else {
+            continue;
+        };
         let mut limits = limits(context, &sandbox, said);
         let left = row.done.bytes_before.saturating_sub(row.done.bytes_freed);
-        let shared = sandbox.bytes_shared().unwrap_or(left);
-        // Removing what a copy has, too, frees nothing.
-        if left <= shared {
+        let Some(room) = sandbox.room(left, over) else {
             continue;
-        }
-        let room = left.saturating_sub(over).max(shared);
+        };
         limits.bytes = Some(limits.bytes.map_or(room, |bytes| bytes.min(room)));
         match collect(context, store, &sandbox, said, limits).await {
             // Nothing has changed since the first time where it was only asked.
@@ -300,5 +329,11 @@ fn text(gc: &Gc) -> String {
         "freed"
     };
     text.push_str(&format!("{} {verb} of {sandboxes}\n", size(gc.bytes_freed)));
+    if gc.swept > 0 {
+        let left = count(gc.swept, "history", "histories");
+        text.push_str(&format!(
+            "{left} removed that killed processes had left half done\n"
+        ));
+    }
     text
 }

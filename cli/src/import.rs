@@ -53,7 +53,7 @@ pub(crate) async fn run(
     };
     context.require_root("import", &id)?;
     let store = context.create_store()?;
-    let mut bar = Bar::new(&id);
+    let mut bar = Bar::new(context, &id);
     let meant = id.clone();
     let done = stoppable(move |stop: &AtomicBool| {
         store.import(archive, meant, now_ms(), &mut |done, total| {

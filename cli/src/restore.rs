@@ -29,6 +29,7 @@ use crate::{
     live::{Live, NoAnswer},
     named::TurnName,
     output::{duration, now_ms},
+    progress::{Phase, waiting},
     rollback::{Back, with},
     starter::Starter,
 };
@@ -82,7 +83,9 @@ pub(crate) async fn run(
     sandbox
         .request_restore(request)
         .map_err(|error| failed(error.into()))?;
-    let pid = match unless_interrupted(bring_back(context, &sandbox, starter)).await {
+    let phase = Phase::new(format!("{id}: {} starts its container", starter.name()));
+    let work = unless_interrupted(bring_back(context, &sandbox, starter, &phase));
+    let pid = match waiting(context, &phase, work).await {
         Ok(pid) => pid,
         Err(why) => {
             let advice = match sandbox.cancel_restore() {
@@ -186,6 +189,7 @@ async fn bring_back(
     context: &Context,
     sandbox: &SandboxStore,
     starter: Starter,
+    phase: &Phase,
 ) -> Result<u32, String> {
     let id = sandbox.id();
     let before = restores(sandbox)?;
@@ -195,6 +199,7 @@ async fn bring_back(
     let bundle = meta.map(|meta| PathBuf::from(meta.bundle));
     starter.start(id, bundle.as_deref(), wish_is_open).await?;
     let deadline = Instant::now() + RUNNING_TIMEOUT;
+    phase.now(format!("{id}: its shim restores it"));
     loop {
         let mut last = "no shim has come up".to_owned();
         match Live::find(&context.config, id).await {

@@ -12,6 +12,7 @@ use crate::{
     live::{Live, WORK_TIMEOUT, refusal},
     named::TurnName,
     output::{duration, visible},
+    progress::{Phase, waiting},
     verify::Compared,
 };
 
@@ -83,9 +84,8 @@ pub(crate) async fn run(
         ..Default::default()
     };
     let timeout = context::with_duration(WORK_TIMEOUT);
-    let done = live
-        .client
-        .rollback(timeout, &request)
+    let phase = Phase::new(format!("rolling {id} back to turn {turn}"));
+    let done = waiting(context, &phase, live.client.rollback(timeout, &request))
         .await
         .map_err(|error| match known(context, &id, turn) {
             // The store knows also what there is around it.

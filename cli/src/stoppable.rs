@@ -24,7 +24,8 @@ pub(crate) async fn stoppable<T: Send + 'static>(
     joined(done.await)
 }
 
-fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
+/// What the work came to; its panic is ours.
+pub(crate) fn joined<T>(done: Result<T, tokio::task::JoinError>) -> T {
     match done {
         Ok(done) => done,
         Err(error) => std::panic::resume_unwind(error.into_panic()),

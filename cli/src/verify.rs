@@ -15,6 +15,7 @@ use crate::{
     live::{Live, WORK_TIMEOUT, refusal},
     named::TurnName,
     output::{count, duration, visible},
+    progress::{Phase, waiting},
 };
 
 const WHAT: &str = "verify";
@@ -170,9 +171,8 @@ pub(crate) async fn run(
         ..Default::default()
     };
     let timeout = context::with_duration(WORK_TIMEOUT);
-    let said = live
-        .client
-        .verify(timeout, &request)
+    let phase = Phase::new(format!("comparing {id}"));
+    let said = waiting(context, &phase, live.client.verify(timeout, &request))
         .await
         .map_err(|error| refusal(WHAT, &id, &error))?;
     let asked = Asked {

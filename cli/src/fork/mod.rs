@@ -29,7 +29,7 @@ use crab_store::{Fork, Manifest, OpenError, SandboxId, SandboxStore, Store, Turn
 use serde::Serialize;
 use tokio::{
     sync::{Semaphore, watch},
-    task::{JoinSet, spawn_blocking},
+    task::{JoinHandle, JoinSet, spawn_blocking},
     time::sleep,
 };
 
@@ -41,6 +41,7 @@ use crate::{
     live::{Live, NoAnswer, WORK_TIMEOUT, refusal},
     named::TurnName,
     output::{duration, now_ms, visible},
+    progress::{Phase, waiting},
     restore,
     rollback::with,
 };
@@ -141,7 +142,8 @@ pub(crate) async fn run(context: &Context, wish: Wish) -> Result<(String, bool),
             names::free(maker.name(), &taken, wish.count)
         }
     };
-    let (turn, manifest) = state(context, &parent, turn).await?;
+    let phase = Phase::new(format!("{id}: a checkpoint of now"));
+    let (turn, manifest) = waiting(context, &phase, state(context, &parent, turn)).await?;
     let secured = began.elapsed();
     let template = Arc::new(Template {
         maker,
@@ -150,7 +152,8 @@ pub(crate) async fn run(context: &Context, wish: Wish) -> Result<(String, bool),
         turn,
         manifest,
     });
-    let forks = all(&template, names).await;
+    let phase = Phase::new(format!("copies of {id}"));
+    let forks = waiting(context, &phase, all(&template, names, &phase)).await;
     let made = forks.iter().filter(|fork| fork.error.is_none()).count();
     if let (0, [fork]) = (made, forks.as_slice()) {
         let why = fork.error.clone().unwrap_or_default();
@@ -247,11 +250,13 @@ async fn state(
 }
 
 /// Makes all copies, in the order of their names.
-async fn all(template: &Arc<Template>, names: Vec<String>) -> Vec<Copied> {
+async fn all(template: &Arc<Template>, names: Vec<String>, phase: &Phase) -> Vec<Copied> {
     let cores = available_parallelism().map_or(1, usize::from);
     let places = Arc::new(Semaphore::new(cores * AT_ONCE));
     let stop = until_interrupted();
     let mut tasks = JoinSet::new();
+    let count = names.len();
+    phase.at(0, count);
     for (number, name) in names.into_iter().enumerate() {
         let (template, places, stop) = (template.clone(), places.clone(), stop.clone());
         tasks.spawn(async move {
@@ -259,7 +264,11 @@ async fn all(template: &Arc<Template>, names: Vec<String>) -> Vec<Copied> {
             (number, one(&template, name, stop).await)
         });
     }
-    let mut made = tasks.join_all().await;
+    let mut made = Vec::with_capacity(count);
+    while let Some(one) = tasks.join_next().await {
+        made.push(one.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic())));
+        phase.at(made.len(), count);
+    }
     made.sort_by_key(|(number, _)| *number);
     made.into_iter().map(|(_, copied)| copied).collect()
 }
@@ -308,9 +317,9 @@ async fn copy(
     let began = Instant::now();
     let draft = template.maker.create(name).await?;
     laps.container = began.elapsed();
-    let begun = async {
-        let began = Instant::now();
-        let history = begin(template, &draft).await?;
+    let began = Instant::now();
+    let history = begin(template, &draft);
+    let start = async |history: SandboxStore| {
         laps.history = began.elapsed();
         let began = Instant::now();
         let pid = template.maker.start(&draft).await?;
@@ -322,10 +331,7 @@ async fn copy(
             Err(error) => Err(error.to_string()),
         }
     };
-    let begun = tokio::select! {
-        begun = begun => begun,
-        _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
-    };
+    let begun = unless_stopped(history, start, &mut stop).await;
     let why = match begun {
         Ok(pid) => return Ok((draft.id, pid)),
         Err(why) => why,
@@ -339,11 +345,34 @@ async fn copy(
     }
 }
 
+/// Does one thing and then another, or tells why not. The first, which is on a thread and cannot
+/// be broken off, has ended in any case when this returns: whoever takes it back takes back all
+/// of it.
+async fn unless_stopped<A, B>(
+    mut first: JoinHandle<Result<A, String>>,
+    then: impl AsyncFnOnce(A) -> Result<B, String>,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<B, String> {
+    let both = async {
+        let done = (&mut first).await.map_err(|error| error.to_string())?;
+        then(done?).await
+    };
+    let done = tokio::select! {
+        done = both => done,
+        _ = stop.wait_for(|stop| *stop) => Err("interrupted".to_owned()),
+    };
+    // Whoever has its outcome must not ask for it again.
+    if !first.is_finished() {
+        let _ = first.await;
+    }
+    done
+}
+
 /// Makes the history of a copy.
-async fn begin(template: &Arc<Template>, draft: &Draft) -> Result<SandboxStore, String> {
+fn begin(template: &Arc<Template>, draft: &Draft) -> JoinHandle<Result<SandboxStore, String>> {
     let template = template.clone();
     let (id, upper) = (draft.id.clone(), draft.upper.clone());
-    let begun = spawn_blocking(move || {
+    spawn_blocking(move || {
         let fork = Fork {
             parent: &template.parent,
             turn: template.turn,
@@ -351,10 +380,9 @@ async fn begin(template: &Arc<Template>, draft: &Draft) -> Result<SandboxStore, 
             upper: upper.as_deref(),
             now_ms: now_ms(),
         };
-        template.store.fork(&id, &fork)
-    });
-    let begun = begun.await.map_err(|error| error.to_string())?;
-    begun.map_err(|error| error.to_string())
+        let forked = template.store.fork(&id, &fork);
+        forked.map_err(|error| error.to_string())
+    })
 }
 
 /// Takes the history of a copy away that never was.
@@ -384,7 +412,38 @@ fn until_interrupted() -> watch::Receiver<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_interrupted_leaves_nothing_running_behind() {
+        let (interrupt, mut stop) = watch::channel(false);
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = ended.clone();
+        let first = spawn_blocking(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            end.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        interrupt.send(true).unwrap();
+        let done = unless_stopped(first, async |()| Ok(()), &mut stop).await;
+        assert_eq!(done, Err("interrupted".to_owned()));
+        assert!(ended.load(Ordering::Relaxed));
+
+        // Nor where the second step is, or nothing was.
+        let first = spawn_blocking(|| Ok(7));
+        let then = async |_| std::future::pending::<Result<(), String>>().await;
+        let done = unless_stopped(first, then, &mut stop).await;
+        assert_eq!(done, Err("interrupted".to_owned()));
+        interrupt.send(false).unwrap();
+        let first = spawn_blocking(|| Ok(7));
+        let done = unless_stopped(first, async |seven| Ok(seven + 1), &mut stop).await;
+        assert_eq!(done, Ok(8));
+        let first = spawn_blocking(|| Err::<u8, _>("no room".to_owned()));
+        let done = unless_stopped(first, async |_| Ok(()), &mut stop).await;
+        assert_eq!(done, Err("no room".to_owned()));
+    }
 
     #[test]
     fn a_point_is_a_sandbox_and_perhaps_a_turn() {
