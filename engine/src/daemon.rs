@@ -27,6 +27,7 @@ use crate::desk_service::DeskService;
 use crate::endpoint::{Election, Lock, elect, listen, remove};
 use crate::programs;
 use crate::readiness::{READY, STOPPING, tell};
+use crate::retention::Retention;
 use crate::service::Service;
 use crate::state::State;
 
@@ -72,6 +73,11 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     info!("serving {}", socket.display());
     tell(READY);
 
+    let retention = Retention::begin(config).unwrap_or_else(|error| {
+        warn!("the limit of the host is not kept: no thread for it: {error}");
+        None
+    });
+
     let mut tick = interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let why = loop {
@@ -104,6 +110,9 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     }
     if timeout(FAREWELL, server.shutdown()).await.is_err() {
         warn!("connections are still open");
+    }
+    if let Some(retention) = retention {
+        retention.end();
     }
     drop(lock);
     Ok(())

@@ -9,6 +9,7 @@
 //!                                            v
 //!   shim --Ask, End-->  desk_service --> desk { scheduler, who waits for it }
 //!   shim <--a sealed copy of its runtime-- programs
+//!   shims, the store <--what is too much for the host goes-- retention
 //! ```
 //!
 //! It is started by the first shim that finds none, or by systemd. A lock
@@ -30,6 +31,7 @@ mod mounts;
 mod programs;
 mod readiness;
 mod registry;
+mod retention;
 mod service;
 mod shim;
 mod state;
