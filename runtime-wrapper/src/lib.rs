@@ -9,8 +9,8 @@
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran, [`waits`] whether they wait to be told more.
 //! * [`system_v`] lists what lives on in a container with neither file nor process.
-//! * [`files`] and [`overlay`] hold the file half of a checkpoint, [`criu`] the
-//!   process half.
+//! * [`files`] holds the file half of a checkpoint, [`rootfs`] and [`overlay`] tell what a
+//!   container's root is, [`criu`] holds the process half.
 //! * [`foreign`] reads what may be anything.
 //! * [`netns`] and [`mount`] keep what must outlive the container's processes.
 //!
@@ -34,6 +34,7 @@ pub mod overlay;
 pub mod procs;
 mod program;
 pub mod reaper;
+pub mod rootfs;
 pub mod sealed;
 mod stat;
 pub mod system_v;

@@ -16,22 +16,17 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use crab_fault::Point;
-use crab_runtime::{
-    criu,
-    files::{Index, Scanner},
-    mount::MountRequest,
-    oci::Runtime,
-    overlay::OverlayMount,
-};
+use crab_runtime::{criu, files::Index, mount::MountRequest, oci::Runtime, rootfs::RootFs};
 use crab_store::{
     Client, Digest, ImageLayers, JournalRecord, Limits, Manifest, ObjectReader, ProcessRef,
     RestoreRequest, RollbackBegun, SandboxMeta, SandboxStore, SandboxWriter, Store, TurnId, UPPER,
+    layer_of,
 };
 
 use crate::{
     pipes::{self, SharedPipe, announce},
     sandbox::{self, Container, make_private_dir, unix_ms},
-    upper::Replacement,
+    whole_root::{Before, Files, NewRoot},
 };
 
 /// For how long a start waits for whoever else writes to the sandbox's history.
@@ -84,7 +79,7 @@ pub(crate) struct Beginning {
 /// What is needed to write a sandbox's history.
 pub(crate) struct Ledger {
     pub(crate) writer: SandboxWriter,
-    pub(crate) overlay: OverlayMount,
+    pub(crate) root: RootFs,
     /// The checkpoint that the files were just restored from.
     pub(crate) restored: Option<Restored>,
 }
@@ -93,7 +88,7 @@ pub(crate) struct Ledger {
 pub(crate) struct Restored {
     pub(crate) request: RestoreRequest,
     pub(crate) manifest: Manifest,
-    /// The index of the upper directory, made before anything ran in it.
+    /// The index of the root, or of the upper directory, made before anything ran in it.
     pub(crate) upper: Index,
 }
 
@@ -137,10 +132,11 @@ fn begin(
             "it only holds its pod open, and is never checkpointed",
         ));
     }
-    let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
+    let root = RootFs::find(container.bundle.rootfs())?;
     let store = Store::create(&config.store)?;
+    apart(&root, &config.store)?;
+    let upper = layer(&root, mounts);
     if let Ok(sandbox) = store.sandbox(&container.id) {
-        let upper = overlay.upper.display().to_string();
         *request = sandbox
             .restore_request()?
             // A copy that was begun and never came to be, and another container of its name.
@@ -159,7 +155,7 @@ fn begin(
     }
     // A removal in the history of a sandbox that was gone (`crab gc`), or a repair, ends early.
     let writer = store.writer_within(&container.id, LOCKED)?;
-    writer.set_meta(&meta(container, &overlay, mounts))?;
+    writer.set_meta(&meta(container, &root, upper, mounts))?;
     let began = writer.store().journal()?.records.into_iter().next();
     // Without the checkpoint, it is what an import that was killed has left.
     let begins_with_one = writer.store().manifest(TurnId(0))?.is_some();
@@ -168,14 +164,14 @@ fn begin(
     let mut images = None;
     let restored = match *request {
         Some(request) => {
-            let restored = grant(container, &writer, &overlay, request)
+            let restored = grant(container, &writer, &root, request)
                 .with_context(|| format!("restore turn {}", request.turn))?;
             images = restored.1;
             Some(restored.0)
         }
         None => {
             if let Some(rollback) = writer.store().rollback_begun()? {
-                undo(container, &writer, &overlay, rollback).with_context(|| {
+                undo(container, &writer, &root, rollback).with_context(|| {
                     format!(
                         "the files are neither those of checkpoint {} nor those of checkpoint {}, \
                          as a rollback was interrupted, and could not be put back",
@@ -189,12 +185,12 @@ fn begin(
     // One that is over, by the journal, may have left its note.
     writer.store().end_rollback()?;
     // The superblock is another if the root was mounted again.
-    let overlay = OverlayMount::find(std::process::id(), container.bundle.rootfs())?;
+    let root = RootFs::find(container.bundle.rootfs())?;
     Ok(Beginning {
         images,
         ledger: Ok(Ledger {
             writer,
-            overlay,
+            root,
             restored,
         }),
     })
@@ -214,9 +210,41 @@ fn belongs_to_another(sandbox: &SandboxStore, upper: &str) -> bool {
     }
 }
 
-fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) -> SandboxMeta {
+/// Refuses a root in which the store lies: each checkpoint would hold those before it.
+fn apart(root: &RootFs, store: &Path) -> Result<()> {
+    let RootFs::Directory(root) = root else {
+        return Ok(());
+    };
+    let (root, store) = (root.path().canonicalize()?, store.canonicalize()?);
+    if store.starts_with(&root) {
+        bail!(
+            "rootfs {} holds the store, {}; set `store` to a directory outside of it",
+            root.display(),
+            store.display()
+        );
+    }
+    Ok(())
+}
+
+/// What tells the writable layer of this container from any other.
+fn layer(root: &RootFs, mounts: &[MountRequest]) -> String {
+    match root {
+        RootFs::Overlay(overlay) => overlay.upper.display().to_string(),
+        RootFs::Directory(root) => mounts
+            .first()
+            .map(|mount| layer_of(&mount.kind, &mount.source, &mount.options))
+            .unwrap_or_else(|| root.path().display().to_string()),
+    }
+}
+
+fn meta(
+    container: &Container,
+    root: &RootFs,
+    upper: String,
+    mounts: &[MountRequest],
+) -> SandboxMeta {
     let mut snapshot = BTreeMap::new();
-    snapshot.insert(UPPER.into(), overlay.upper.display().to_string());
+    snapshot.insert(UPPER.into(), upper);
     if let Some(mount) = mounts.first() {
         snapshot.insert("mount".into(), mount.kind.clone());
     }
@@ -233,7 +261,7 @@ fn meta(container: &Container, overlay: &OverlayMount, mounts: &[MountRequest]) 
         bundle: container.bundle.dir().display().to_string(),
         created_ms: unix_ms(SystemTime::now()),
         snapshot,
-        layers: layers(overlay),
+        layers: layers(root),
         config_faults: container.config_faults.clone(),
         limits: own_limits(container),
     }
@@ -255,7 +283,12 @@ fn own_limits(container: &Container) -> Limits {
 }
 
 /// Where the image lies, for whoever wants to compare with it.
-fn layers(overlay: &OverlayMount) -> Option<ImageLayers> {
+fn layers(root: &RootFs) -> Option<ImageLayers> {
+    let overlay = match root {
+        RootFs::Overlay(overlay) => overlay,
+        // All that there is is in its checkpoints.
+        RootFs::Directory(_) => return Some(ImageLayers::default()),
+    };
     // Where some hold only data, the others do not say what is at a path.
     let whole = overlay.data_lowers.is_empty();
     let dirs = overlay.lowers.iter().map(PathBuf::as_path);
@@ -276,7 +309,7 @@ pub(crate) fn can_restore(runtime: &Runtime, manifest: &Manifest) -> Result<()> 
 fn undo(
     container: &Container,
     writer: &SandboxWriter,
-    overlay: &OverlayMount,
+    root: &RootFs,
     rollback: RollbackBegun,
 ) -> Result<()> {
     let sandbox = writer.store();
@@ -285,9 +318,9 @@ fn undo(
     };
     let reader = sandbox.reader(&manifest)?;
     let tree = reader.tree(manifest.files.upper)?;
-    Replacement::build(overlay, &tree, &reader)?
-        .exchange(container.bundle.rootfs())?
-        .keep();
+    let (old, _) = NewRoot::prepare(root, Files { tree, reader }, Before::default())?
+        .put(container.bundle.rootfs())?;
+    old.keep();
     tracing::warn!(
         before = rollback.before.0,
         target = rollback.target.0,
@@ -300,7 +333,7 @@ fn undo(
 fn grant(
     container: &Container,
     writer: &SandboxWriter,
-    overlay: &OverlayMount,
+    root: &RootFs,
     request: RestoreRequest,
 ) -> Result<(Restored, Option<Images>)> {
     let sandbox = writer.store();
@@ -317,11 +350,10 @@ fn grant(
     )?;
     let tree = reader.tree(manifest.files.upper)?;
     crab_fault::at(Point::RestoreStaged);
-    Replacement::build(overlay, &tree, &reader)?
-        .exchange(container.bundle.rootfs())?
-        .keep();
+    let (old, upper) = NewRoot::prepare(root, Files { tree, reader }, Before::default())?
+        .put(container.bundle.rootfs())?;
+    old.keep();
     crab_fault::at(Point::RestoreExchanged);
-    let upper = Scanner::overlay(overlay)?.index_restored(&tree)?;
     // Granted: the next start is an ordinary one.
     sandbox.take_restore_request()?;
     crab_fault::at(Point::RestoreGranted);
@@ -407,3 +439,19 @@ fn make_own(container: &Container, processes: ProcessRef, images: &Path) -> Resu
 
 /// Where a process image notes the pipes that it shares with the shim.
 pub(crate) const PIPES: &str = "pipes";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_in_which_the_store_lies_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, store) = (dir.path().join("root"), dir.path().join("root/var/crab"));
+        fs::create_dir_all(&store).unwrap();
+        let found = RootFs::find(&root).unwrap();
+        let refused = apart(&found, &store).unwrap_err().to_string();
+        assert!(refused.contains("holds the store"), "{refused}");
+        assert!(apart(&found, dir.path()).is_ok());
+    }
+}

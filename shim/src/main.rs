@@ -58,6 +58,7 @@ mod terminal;
 mod tracer;
 mod turns;
 mod upper;
+mod whole_root;
 
 use std::{
     fs::File,

@@ -382,6 +382,21 @@ fn meta(fork: &Fork) -> Result<SandboxMeta, ReadError> {
 /// Where the writable directory of a sandbox's container is noted in its metadata.
 pub const UPPER: &str = "upper";
 
+/// What tells a container's writable layer from any other, by the mount that a client of containerd
+/// is given for it: a path or device; of btrfs the subvolume, as devices are numbered anew with each
+/// start of a host.
+pub fn layer_of(kind: &str, source: &str, options: &[String]) -> String {
+    let option = |name: &str| options.iter().find_map(|it| it.strip_prefix(name));
+    match kind {
+        "overlay" => option("upperdir=").unwrap_or(source).to_owned(),
+        "btrfs" => match option("subvolid=").or_else(|| option("subvol=")) {
+            Some(subvolume) => format!("btrfs subvolume {subvolume}"),
+            None => source.to_owned(),
+        },
+        _ => source.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -401,5 +416,22 @@ mod tests {
         ] {
             assert_eq!(Left::of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_layer_is_told_by_what_is_its_own() {
+        let options = |all: &[&str]| all.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
+        let overlay = options(&["index=off", "upperdir=/s/8/fs", "lowerdir=/s/1/fs"]);
+        assert_eq!(layer_of("overlay", "overlay", &overlay), "/s/8/fs");
+        let bind = options(&["rbind", "rw"]);
+        assert_eq!(layer_of("bind", "/s/9", &bind), "/s/9");
+        let (one, two) = (options(&["subvolid=260"]), options(&["subvolid=261"]));
+        let layer = |device, options| layer_of("btrfs", device, options);
+        assert_eq!(layer("/dev/sda", &one), layer("/dev/sdb", &one));
+        assert_ne!(layer("/dev/sda", &one), layer("/dev/sda", &two));
+        assert_eq!(
+            layer_of("ext4", "/dev/mapper/snap-5", &[]),
+            "/dev/mapper/snap-5"
+        );
     }
 }

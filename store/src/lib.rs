@@ -96,7 +96,7 @@ pub use effects::{
 };
 pub use error::{Around, FileError, OpenError, ReadError, WriteError};
 pub use export::{ExportError, Exported, Exporting, ImageName, Progress};
-pub use fork::{Fork, ForkError, UPPER};
+pub use fork::{Fork, ForkError, UPPER, layer_of};
 pub use host::over;
 pub use id::{DEFAULT_NAMESPACE, IdError, MAX_NAME, PackId, SandboxId, TurnId};
 pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, TmpfsTree};

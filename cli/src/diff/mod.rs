@@ -147,13 +147,19 @@ fn diff(sandbox: &SandboxStore, a: TurnId, b: TurnId, unified: bool) -> Result<D
     };
 
     let layers = sandbox.meta()?.and_then(|meta| meta.layers);
+    // A root that is no overlay has none, and each of its trees is all of it.
+    let is_whole = layers.as_ref().is_some_and(|it| it.dirs().next().is_none());
     let prefix = image::prefix(&layers.clone().unwrap_or_default());
     let image = layers.map(|layers| Image::open(&layers)).transpose();
     let image = image.unwrap_or_else(|why| {
         notes.push(format!("the image cannot be read: {why}"));
         None
     });
-    let below = image.as_ref().map_or(Below::Missing, Below::Image);
+    let below = match &image {
+        _ if is_whole => Below::Nothing,
+        Some(image) => Below::Image(image),
+        None => Below::Missing,
+    };
     let upper = |state: &State| state.manifest.files.upper;
     if upper(&a) != upper(&b) {
         let comparison = Comparison {

@@ -105,7 +105,7 @@ fn judge(info: &Info) -> Check {
         "overlay2" | "overlayfs" => Check::ok(NAME, found),
         _ => Check::warn(
             NAME,
-            format!("{found}: files of its sandboxes cannot be checkpointed"),
+            format!("{found}: the whole root is compared after each turn, and stored once"),
             "use the storage driver overlay2",
         ),
     }

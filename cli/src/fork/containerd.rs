@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crab_store::SandboxId;
+use crab_store::{SandboxId, layer_of};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{maker::Draft, spec};
@@ -109,11 +109,12 @@ impl Original {
                 return Err(refusal.into());
             }
         };
-        let upper = rootfs.iter().find_map(|mount| spec::upper(&mount.options));
+        let layer = |mount: &Mount| layer_of(&mount.kind, &mount.source, &mount.options);
+        let upper = rootfs.first().map(layer);
         Ok(Draft {
             id,
             name: name.to_owned(),
-            upper: upper.map(str::to_owned),
+            upper,
             parts: Some(Parts {
                 snapshotter,
                 fifos: Path::new(FIFOS).join(format!("crab-{}-{name}", std::process::id())),

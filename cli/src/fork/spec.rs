@@ -27,13 +27,6 @@ fn cgroup(path: &str, copy: &str) -> String {
     }
 }
 
-/// Where a snapshot's files are written, as its mount says.
-pub(super) fn upper(options: &[String]) -> Option<&str> {
-    options
-        .iter()
-        .find_map(|option| option.strip_prefix("upperdir="))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

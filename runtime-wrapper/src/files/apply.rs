@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making a mounted directory that is in use as a mount be a tree: the tmpfs of
-//! a container that was created and not started yet.
+//! Making a directory that cannot be exchanged for another be a tree: the tmpfs of
+//! a container that was created and not started yet, or a root that is no overlay.
 //!
-//! It holds what runc put there (the entries of `/dev`), and other mounts.
+//! A tmpfs holds what runc put there (the entries of `/dev`), and other mounts.
 //! What is right already is left alone, down to the inode; mount points, and
 //! the directories that lead to them, are never removed. No process of the
 //! container may run.
+//!
+//! What fails, or is killed, half way leaves the directory neither the one nor the other. Doing
+//! it again, with the same tree or with that of before, is what helps.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,6 +24,7 @@ use rustix::{
 use super::{
     beneath::{Stat, open_name, reopen, split},
     content::equals_segments,
+    index::Index,
     restore::{Placer, RestoreError},
     walk::{shown, walk},
     xattr::{self, Rules},
@@ -31,8 +35,14 @@ struct Present {
     mount_point: bool,
 }
 
-/// Makes what is in `root` be `tree`, changing no more than needed.
-pub fn apply(tree: &Tree, reader: &ObjectReader, root: BorrowedFd<'_>) -> Result<(), RestoreError> {
+/// Makes what is in `root` be `tree`, changing no more than needed. Files that are as `known` has
+/// them are not read for that.
+pub fn apply(
+    tree: &Tree,
+    reader: &ObjectReader,
+    root: BorrowedFd<'_>,
+    known: &Index,
+) -> Result<(), RestoreError> {
     tree.check()?;
     let mut present: HashMap<Vec<u8>, Present> = HashMap::new();
     walk(root, |visit| {
@@ -65,7 +75,7 @@ pub fn apply(tree: &Tree, reader: &ObjectReader, root: BorrowedFd<'_>) -> Result
             Some(wanted) => {
                 // Names of one inode are made anew rather than sorted out.
                 let single = found.stat.nlink == 1 && !linked.contains(path);
-                (found.stat.is_dir() || single) && is_it(&mut place, wanted, &found.stat)?
+                (found.stat.is_dir() || single) && is_it(&mut place, wanted, &found.stat, known)?
             }
             None => false,
         };
@@ -118,7 +128,12 @@ fn is_below(path: &[u8], above: &[u8]) -> bool {
 }
 
 /// Whether what is there is of the wanted kind, and has the wanted content.
-fn is_it(place: &mut Placer<'_>, wanted: &TreeEntry, stat: &Stat) -> Result<bool, RestoreError> {
+fn is_it(
+    place: &mut Placer<'_>,
+    wanted: &TreeEntry,
+    stat: &Stat,
+    known: &Index,
+) -> Result<bool, RestoreError> {
     let path = wanted.path.as_slice();
     Ok(match (&wanted.kind, stat.file_type) {
         (EntryKind::Dir, FileType::Directory)
@@ -134,6 +149,9 @@ fn is_it(place: &mut Placer<'_>, wanted: &TreeEntry, stat: &Stat) -> Result<bool
         }
         (EntryKind::File { size, content }, FileType::RegularFile) => {
             *size == stat.size && {
+                if let Some(found) = known.content_of(path, stat) {
+                    return Ok(found == content.as_slice());
+                }
                 let (dir, name) = place.parent(path)?;
                 open_name(dir, name)
                     .and_then(|fd| reopen(fd.as_fd(), OFlags::RDONLY | OFlags::NOATIME))

@@ -88,6 +88,11 @@ pub(crate) fn is_race(errno: Errno) -> bool {
     )
 }
 
+/// What tells inodes apart below one root: its device and its number. A subvolume of btrfs, which
+/// whoever may write to a directory may make in it, counts its inodes from the beginning again; and
+/// an overlay takes the numbers of several file systems.
+pub(crate) type Inode = (u64, u64);
+
 /// What `statx` says about one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
@@ -132,6 +137,10 @@ impl Stat {
             ..*stat
         };
         key(self) == key(other)
+    }
+
+    pub(crate) fn inode(&self) -> Inode {
+        (self.dev, self.ino)
     }
 
     pub(crate) fn is_dir(&self) -> bool {

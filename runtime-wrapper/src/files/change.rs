@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 use rustix::fs::FileType;
 
 use super::{
+    beneath::Inode,
     index::Index,
     node::{Content, Node},
     walk::join,
@@ -69,7 +70,7 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Linked {
     pub(crate) path: Vec<u8>,
-    pub(crate) ino: u64,
+    pub(crate) inode: Inode,
 }
 
 /// An entry of a lower layer that one of the upper directory covers.
@@ -104,9 +105,9 @@ pub(crate) fn link(
     rules: Rules,
 ) {
     linked.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-    let mut groups: HashMap<u64, Vec<Vec<u8>>> = HashMap::new();
-    for Linked { path, ino } in linked {
-        groups.entry(ino).or_default().push(path);
+    let mut groups: HashMap<Inode, Vec<Vec<u8>>> = HashMap::new();
+    for Linked { path, inode } in linked {
+        groups.entry(inode).or_default().push(path);
     }
     let mut added = Vec::new();
     for names in groups.values() {

@@ -16,7 +16,7 @@ use crab_store::Segment;
 use rustix::fs::{FileType, OFlags};
 
 use super::{
-    beneath::{Stat, is_race, open_name, reopen},
+    beneath::{Inode, Stat, is_race, open_name, reopen},
     change::Over,
     content::{equal_files, equals_segments},
     index::{Index, settled},
@@ -109,17 +109,22 @@ pub(crate) struct Entry<'a> {
 /// Looks at entries, one after the other. Each thread has its own.
 pub(crate) struct Examiner<'a> {
     with: Comparison<'a>,
+    /// Of the root. What is on another device may be something else with the same number and the
+    /// same times, a snapshot of a subvolume for one: that is always looked at.
+    dev: u64,
     /// The inodes of those that are forced.
     pub(crate) mapped: HashSet<u64>,
     lowers: Lowers,
     /// Inodes with several names whose content was read and is this.
-    verified: HashMap<u64, Arc<[Segment]>>,
+    verified: HashMap<Inode, Arc<[Segment]>>,
 }
 
 impl<'a> Examiner<'a> {
     pub(crate) fn new(with: Comparison<'a>) -> Result<Self, WalkError> {
         let forced = with.forced.iter();
+        let root = Stat::of(with.scanner.root());
         Ok(Self {
+            dev: root.map_err(|errno| WalkError::io("stat", b"", errno))?.dev,
             mapped: forced
                 .filter_map(|path| with.index.get(path))
                 .map(|node| node.stat.ino)
@@ -138,6 +143,8 @@ impl<'a> Examiner<'a> {
         path: impl Fn() -> Vec<u8>,
     ) -> bool {
         old.stat.same_identity(stat)
+            && stat.dev == self.dev
+            && old.stat.dev == stat.dev
             && !self.with.narrow.is_some_and(|it| it.is_touched(stat.ino))
             && settled(stat.ctime, self.with.index.started)
             && !self.is_forced(stat, path)
@@ -180,7 +187,7 @@ impl<'a> Examiner<'a> {
         let known = self.with.contents.get(entry.path);
         let fd = open_name(entry.dir, entry.name)?;
         let stat = Stat::of(fd.as_fd())?;
-        if stat.ino != entry.stat.ino
+        if stat.inode() != entry.stat.inode()
             || stat.file_type != entry.stat.file_type
             || stat.mount != entry.stat.mount
         {
@@ -245,7 +252,7 @@ impl<'a> Examiner<'a> {
         else {
             return Ok(Content::Unread);
         };
-        let verified = self.verified.get(&stat.ino);
+        let verified = self.verified.get(&stat.inode());
         if verified.is_some_and(|verified| Arc::ptr_eq(verified, content)) {
             return Ok(Content::Known(content.clone()));
         }
@@ -257,7 +264,7 @@ impl<'a> Examiner<'a> {
             return Ok(Content::Unread);
         }
         if stat.nlink > 1 {
-            self.verified.insert(stat.ino, content.clone());
+            self.verified.insert(stat.inode(), content.clone());
         }
         Ok(Content::Known(content.clone()))
     }

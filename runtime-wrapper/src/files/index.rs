@@ -27,7 +27,7 @@ use rustix::{
 
 use super::{
     beneath::{Stat, nanoseconds, split},
-    node::Node,
+    node::{Content, Node},
     survey::{Names, Part},
     walk::{WalkError, join, shown, walk},
     xattr::Rules,
@@ -129,6 +129,21 @@ impl Index {
         let (parent, name) = split(path);
         let dir = self.dirs.get(parent)?;
         Some(&dir.0[dir.place(name).ok()?].node)
+    }
+
+    /// The content that a file at a path has without a doubt, as it is the one that was looked
+    /// at and has not changed since.
+    pub(crate) fn content_of(&self, path: &[u8], stat: &Stat) -> Option<&[Segment]> {
+        let old = self.get(path)?;
+        let unchanged = old.stat.same_identity(stat)
+            && old.stat.dev == stat.dev
+            && self.root.as_ref()?.stat.dev == stat.dev
+            && settled(stat.ctime, self.started)
+            && !self.mapped.contains(&stat.ino);
+        match &old.content {
+            Content::Known(content) if unchanged => Some(content),
+            _ => None,
+        }
     }
 
     /// What is in the directory at a path.

@@ -10,14 +10,14 @@
 //!                          changes           torn? void, again and frozen
 //!
 //!  Tree --build--> an empty directory    --index_restored--> Index
-//!       --apply--> a mounted tmpfs
+//!       --apply--> a mounted tmpfs, a root that is no overlay
 //!       --verify--> how a live root differs
 //!       --plan--carry_out--> a root that is in use, where that can be done
 //!       --write_tmpfs_archive--> the tmpfs in a CRIU image directory
 //! ```
 //!
-//! A root is the upper directory of an overlay, or a tmpfs mount; each is one
-//! file system, and what is mounted on it is never entered. Everything in it is
+//! A root is the upper directory of an overlay, a tmpfs mount, or a container's whole root where
+//! that is no overlay; each is one file system, and what is mounted on it is never entered. Everything in it is
 //! hostile: names are bytes, depth has no limit but memory, nothing is followed,
 //! no device or FIFO is opened, and whatever changes underneath makes a capture
 //! torn, never wrong.

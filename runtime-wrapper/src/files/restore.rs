@@ -28,7 +28,7 @@ use rustix::{
 };
 
 use super::{
-    beneath::{open_beneath, open_name, proc_path, reopen, split},
+    beneath::{Stat, open_beneath, open_name, proc_path, reopen, split},
     lower::open_root,
     walk::{WalkError, shown},
     xattr::{self, Rules},
@@ -262,7 +262,8 @@ impl<'a> Placer<'a> {
         self.set_attributes(entry)
     }
 
-    /// Finishes the directories among `entries`, which come children first.
+    /// Finishes the directories among `entries`, which come children first. Those that are right
+    /// already are not touched: it may be that nobody can.
     pub(crate) fn finish<'e>(
         &mut self,
         entries: impl Iterator<Item = &'e TreeEntry>,
@@ -272,6 +273,14 @@ impl<'a> Placer<'a> {
             let failed = |verb| RestoreError::io(verb, &entry.path);
             let flags = OFlags::RDONLY | OFlags::DIRECTORY;
             let dir = open_beneath(self.root, &entry.path, flags).map_err(failed("open"))?;
+            let is = Stat::of(dir.as_fd()).map_err(failed("look at"))?;
+            let wanted = (entry.mode, entry.uid, entry.gid, entry.mtime);
+            if (is.mode, is.uid, is.gid, is.mtime) == wanted {
+                let xattrs = xattr::read(dir.as_fd()).map_err(failed("read attributes of"))?;
+                if self.rules.keep(xattrs) == entry.xattrs {
+                    continue;
+                }
+            }
             let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
             rustix::fs::fchown(&dir, Some(uid), Some(gid)).map_err(failed("chown"))?;
             xattr::replace(dir.as_fd(), &entry.xattrs, self.rules)

@@ -54,6 +54,15 @@ pub struct OpenError {
     source: std::io::Error,
 }
 
+impl OpenError {
+    pub(crate) fn new(path: &Path, errno: Errno) -> Self {
+        Self {
+            path: path.display().to_string(),
+            source: errno.into(),
+        }
+    }
+}
+
 /// What a scan found. Turned into a capture by [`Scanner::stage`], or, where
 /// there is nothing to capture, into a fresher index by [`Scan::into_index`].
 #[derive(Debug)]
@@ -72,12 +81,7 @@ impl Scanner {
     /// For the upper directory of an overlay, with its lower layers to tell a
     /// copy from a change.
     pub fn overlay(mount: &OverlayMount) -> Result<Self, OpenError> {
-        let opened = |path: &PathBuf| {
-            open_root(path).map_err(|errno| OpenError {
-                path: path.display().to_string(),
-                source: errno.into(),
-            })
-        };
+        let opened = |path: &PathBuf| open_root(path).map_err(|errno| OpenError::new(path, errno));
         Ok(Self {
             root: opened(&mount.upper)?,
             rules: Rules::overlay(mount.user_xattr),

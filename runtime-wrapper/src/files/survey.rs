@@ -443,7 +443,7 @@ impl<'s> Worker<'s> {
         } else if stat.nlink > 1 {
             self.findings.linked.push(Linked {
                 path: path(),
-                ino: stat.ino,
+                inode: stat.inode(),
             });
         }
         Ok(Some(node))

@@ -310,5 +310,5 @@ pub(crate) fn tmpfs(at: &Path) -> Mounted {
 }
 
 pub(crate) fn apply(tree: &Tree, reader: &ObjectReader, scanner: &Scanner) {
-    files::apply(tree, reader, scanner.root().as_fd()).unwrap();
+    files::apply(tree, reader, scanner.root().as_fd(), &Index::default()).unwrap();
 }

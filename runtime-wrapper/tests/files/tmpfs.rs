@@ -99,6 +99,34 @@ fn a_mount_in_use_becomes_what_was_captured() {
     assert_eq!(inodes(&new.0), before);
 }
 
+#[test]
+fn an_index_vouches_only_for_what_has_not_been_touched_since() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(|_, _| {});
+    let root = tmpfs(&bench.path("root"));
+    let date = "touch -d '2020-01-02 03:04:05.678901234'";
+    shell(
+        &root.0,
+        &format!("echo one >a; echo two >b; echo three >c; echo kept >d; {date} b c d"),
+    );
+    settle();
+    let scanner = scanner(&root);
+    let (captured, reader) = bench.capture_with(&scanner, &Index::default(), 1 << 20);
+    let (before, kept) = (list(&root.0), inodes(&root.0));
+    // The same length and time: by its own inode, by another.
+    shell(
+        &root.0,
+        &format!("rm a; echo TWO >b; {date} b; echo THREE >e; {date} e; mv e c"),
+    );
+    let wanted = (&captured.tree, &reader, scanner.root());
+    crab_runtime::files::apply(wanted.0, wanted.1, wanted.2, &captured.index).unwrap();
+    assert_eq!(list(&root.0), before);
+    let d = |all: &[(std::ffi::OsString, u64)]| all.iter().find(|(name, _)| name == "d").cloned();
+    assert_eq!(d(&inodes(&root.0)), d(&kept));
+}
+
 fn inodes(dir: &std::path::Path) -> Vec<(std::ffi::OsString, u64)> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| {
         let entry = entry.unwrap();

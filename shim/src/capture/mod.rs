@@ -76,6 +76,9 @@ pub(crate) struct Capture {
     pub(crate) roots: Vec<Root>,
     /// Every tmpfs of the container, with the name of its archive in an image.
     pub(crate) tmpfs_images: Vec<TmpfsImage>,
+    /// The superblock of the root, where that is this container's alone. Nobody can tell what
+    /// happens to any other root: it is compared with its index each time.
+    pub(crate) root_device: Option<u64>,
     /// The superblocks that are watched, the root's first.
     pub(crate) devices: Vec<u64>,
     pub(crate) cgroup: Cgroup,
@@ -169,6 +172,11 @@ impl Drop for StagedImage {
 }
 
 impl Capture {
+    /// Whether the counters say all that happens to the root.
+    fn watches_root(&self) -> bool {
+        self.root_device.is_some()
+    }
+
     fn effects(&self) -> Result<Effects, String> {
         self.async_runtime.block_on(self.tracer.effects())
     }

@@ -12,8 +12,8 @@ use anyhow::Result;
 use crab_runtime::{
     files::{Change, ChangeKind, ChangedInodes, Index, Scan, Scanner, Staged, Staging},
     mount::{Tmpfs, tmpfs_of},
-    overlay::OverlayMount,
     procs::Set,
+    rootfs::RootFs,
 };
 use crab_store::{Class, Digest, FileImage, TmpfsImage, escape};
 
@@ -23,10 +23,13 @@ use crate::{
     tracer::Watched,
 };
 
-/// A root that is captured: the upper directory, or a tmpfs.
+/// A root that is captured: the upper directory (or the whole root where that is no overlay), or
+/// a tmpfs.
 pub(crate) struct Root {
     /// Where in the container; nothing for the root itself.
     pub(crate) mount: Option<PathBuf>,
+    /// A store to a mapping of one of its files may move no time.
+    pub(crate) in_memory: bool,
     pub(crate) scanner: Arc<Scanner>,
     pub(crate) index: Index,
     /// The tree in the store that the index describes.
@@ -34,10 +37,11 @@ pub(crate) struct Root {
 }
 
 /// Opens the roots of a container whose mounts are in place.
-pub(crate) fn open_roots(overlay: &OverlayMount, init: i32) -> Result<(Vec<Root>, Vec<Tmpfs>)> {
+pub(crate) fn open_roots(rootfs: &RootFs, init: i32) -> Result<(Vec<Root>, Vec<Tmpfs>)> {
     let mut roots = vec![Root {
         mount: None,
-        scanner: Arc::new(Scanner::overlay(overlay)?),
+        in_memory: rootfs.is_in_memory(),
+        scanner: Arc::new(rootfs.scanner()?),
         index: Index::default(),
         tree: None,
     }];
@@ -67,6 +71,7 @@ impl Root {
         Ok(Self {
             scanner: Arc::new(Scanner::mounted(init as u32, at)?),
             mount: Some(at.to_path_buf()),
+            in_memory: true,
             index: Index::default(),
             tree: None,
         })
@@ -208,10 +213,15 @@ impl Capture {
         let mut missed = None;
         for root in &self.roots {
             let forced = || root.within(&mapped, &mounts).into_iter().collect();
-            let scan = match &root.mount {
-                Some(_) if reread => root.scanner.scan_everything(&root.index)?,
-                Some(_) => root.scanner.scan(&root.index, &forced())?,
-                None => self.scan_overlay(root, &forced(), reread, &mut missed)?,
+            let watched = root.mount.is_none() && self.watches_root();
+            // Where nobody watches the root, nobody has seen a mapping that is gone again.
+            let unknown = root.mount.is_none() && !watched;
+            let scan = if root.in_memory && (reread || unknown) {
+                root.scanner.scan_everything(&root.index)?
+            } else if watched && !root.in_memory {
+                self.scan_overlay(root, &forced(), reread, &mut missed)?
+            } else {
+                root.scanner.scan(&root.index, &forced())?
             };
             torn |= !scan.torn().is_empty();
             scans.push(scan);
@@ -360,7 +370,7 @@ impl Capture {
         self.lasting.follow(&table);
         self.mount_table = table;
         let mounts = tmpfs_of(self.init)?;
-        let known: Vec<u64> = self.devices.split_off(1);
+        let known: Vec<u64> = self.devices.split_off(usize::from(self.watches_root()));
         let mut old: Vec<Root> = self.roots.split_off(1);
         for mount in &mounts {
             // Known by its superblock: another one may be mounted at the same place.

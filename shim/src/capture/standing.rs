@@ -89,7 +89,7 @@ impl Capture {
     /// Whether nothing that could have changed a file was counted since the newest capture.
     pub(super) fn are_files_as_captured(&self, standing: &Standing) -> bool {
         let effects = standing.effects.clone().ok_or_else(String::new);
-        let unseen = standing.now.writes_unseen() || self.known.unseen;
+        let unseen = standing.now.writes_unseen() || self.known.unseen || !self.watches_root();
         let seen = decide::seen(self.known.base.as_ref(), &effects, unseen);
         !self.known.owed && seen == Seen::FilesUntouched
     }

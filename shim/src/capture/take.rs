@@ -168,7 +168,8 @@ impl Capture {
         let set = self.processes_with_evidence()?;
         let unseen = set.writes_unseen();
         let means = unseen || self.known.unseen;
-        let seen = decide::seen(self.known.base.as_ref(), &now, means);
+        let uncertain = means || !self.watches_root();
+        let seen = decide::seen(self.known.base.as_ref(), &now, uncertain);
         let mut half = match &self.doubt {
             Some(why) => ProcessHalf::Image(why.clone()),
             None => self.half(&set),
@@ -227,6 +228,11 @@ impl Capture {
         let judged = self.judged(set, &look)?;
         if let Some(in_use) = self.held_change(&judged, set) {
             look.half = by_held_file(&in_use);
+            return Ok(Err(look));
+        }
+        // Of a root that nobody watches, only that it was as before when it was looked at can be
+        // told while it runs, and not that it stayed so.
+        if !self.watches_root() && judged.class != Class::None {
             return Ok(Err(look));
         }
         let decide_us = micros(look.start.elapsed());

@@ -82,6 +82,8 @@ pub(super) struct Looks {
     of_roots: Vec<(usize, Look)>,
     /// The counters right before.
     since: Option<Effects>,
+    /// They tell of everything that was read.
+    all_watched: bool,
 }
 
 impl Looks {
@@ -89,7 +91,9 @@ impl Looks {
     /// while it was read.
     fn hold_at(&self, now: Option<&Effects>) -> bool {
         let mut each = self.of_roots.iter();
-        same_epoch(self.since.as_ref(), now) && each.all(|(_, look)| !look.is_torn())
+        self.all_watched
+            && same_epoch(self.since.as_ref(), now)
+            && each.all(|(_, look)| !look.is_torn())
     }
 }
 
@@ -167,8 +171,14 @@ impl Capture {
             .expected_roots(expected)
             .map(|(at, tree)| Ok((at, self.roots[at].scanner.look(tree, &mapped[at])?)))
             .collect::<Result<_>>()?;
-        let mut looks = Looks { of_roots, since };
-        for _ in 0..ROUNDS {
+        let mut looks = Looks {
+            of_roots,
+            since,
+            all_watched: self.watches_root(),
+        };
+        // Without anything to tell by, once is as good as often.
+        let rounds = if looks.all_watched { ROUNDS } else { 1 };
+        for _ in 0..rounds {
             let now = self.effects().ok();
             if looks.hold_at(now.as_ref()) {
                 break;
@@ -196,7 +206,7 @@ impl Capture {
         for ((at, tree), (_, earlier)) in trees.zip(&looks.of_roots) {
             let root = &self.roots[at];
             // In memory a store to a mapping moves no time, and the mapping may be gone.
-            let everything = root.mount.is_some();
+            let everything = root.in_memory;
             let again =
                 root.scanner
                     .look_again(tree, earlier, &mapped[at], everything, &mut bytes)?;
@@ -205,7 +215,11 @@ impl Capture {
             };
             of_roots.push((at, again));
         }
-        Ok(Some(Looks { of_roots, since }))
+        Ok(Some(Looks {
+            of_roots,
+            since,
+            all_watched: looks.all_watched,
+        }))
     }
 
     /// Looks at a sandbox that stands still: at what has changed since it ran, and at its processes.

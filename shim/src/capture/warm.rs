@@ -170,9 +170,9 @@ impl Capture {
                 let mount = escape(mount.unwrap_or_default());
                 return Ok(Err(format!("{mount} is mounted anew")));
             };
-            let view = match mount {
-                None => merged(rootfs, self.devices[0])?,
-                Some(_) => root.scanner.root().try_clone_to_owned()?,
+            let view = match (mount, self.root_device) {
+                (None, Some(device)) => merged(rootfs, device)?,
+                _ => root.scanner.root().try_clone_to_owned()?,
             };
             let tree = reader.tree(digest)?;
             let plan = match Plan::of(&root.scanner, &root.index, &tree, left) {

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use crab_api::tracer::Effects;
 use crab_runtime::{
     files::{Index, apply},
-    overlay::OverlayMount,
     procs::{KeepAlive, Places, Set},
+    rootfs::RootFs,
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ProcessImage, RestoreRequest, RollbackRecord, SandboxWriter,
@@ -46,7 +46,7 @@ impl Task {
         };
         let Ledger {
             writer,
-            overlay,
+            root,
             restored,
         } = ledger;
         let version = restored.as_ref().map(|r| r.manifest.clone());
@@ -60,7 +60,7 @@ impl Task {
         };
         let begun = async {
             let capture = self
-                .look_at(&writer, &overlay, version.as_ref(), upper, fresh)
+                .look_at(&writer, &root, version.as_ref(), upper, fresh)
                 .await?;
             anyhow::Ok((capture, writer.store().next_turn()?))
         };
@@ -137,7 +137,7 @@ impl Task {
     pub(super) async fn look_at(
         &mut self,
         writer: &SandboxWriter,
-        overlay: &OverlayMount,
+        rootfs: &RootFs,
         version: Option<&Manifest>,
         upper: Option<Index>,
         fresh: bool,
@@ -152,10 +152,10 @@ impl Task {
             .transpose()?;
         let version = version.cloned();
         let mut upper = upper;
-        let overlay = overlay.clone();
-        let device = overlay.dev;
+        let rootfs = rootfs.clone();
+        let root_device = rootfs.own_device();
         let (roots, mounts) = blocking(move || {
-            let (mut roots, mounts) = open_roots(&overlay, init)?;
+            let (mut roots, mounts) = open_roots(&rootfs, init)?;
             if let (Some(manifest), Some(reader)) = (&version, &reader) {
                 for root in &mut roots {
                     let Some(digest) = tree_of(manifest, root.mount.as_deref()) else {
@@ -170,7 +170,7 @@ impl Task {
                     }
                     let tree = reader.tree(digest)?;
                     if fresh && root.mount.is_some() {
-                        apply(&tree, reader, root.scanner.root())?;
+                        apply(&tree, reader, root.scanner.root(), &Index::default())?;
                     }
                     match root.scanner.index_restored(&tree) {
                         Ok(index) => {
@@ -185,7 +185,7 @@ impl Task {
             Ok((roots, mounts))
         })
         .await?;
-        let mut devices = vec![device];
+        let mut devices = Vec::from_iter(root_device);
         devices.extend(mounts.iter().map(|mount| mount.device));
         let tracer = self.tracer.clone();
         let watched = Watched {
@@ -211,6 +211,7 @@ impl Task {
             schedule: self.schedule.clone(),
             roots,
             tmpfs_images: images_of(&mounts),
+            root_device,
             devices,
             cgroup,
             init,

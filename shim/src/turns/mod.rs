@@ -15,7 +15,7 @@
 //! regardless; a capture that has not begun by then is given up, and one that has was
 //! frozen over it, or notices by the counters.
 //!
-//! A container without checkpoints (a root that is no overlay, a store that cannot
+//! A container without checkpoints (a root on a file system that tells too little, a store that cannot
 //! be written) has this task too: it lets every exec through, and gives the reason
 //! to whoever asks.
 

@@ -7,7 +7,7 @@
 //! warm: where the processes are the checkpoint's own, put back files alone ([`super::warm`])
 //! cold:
 //! 2 stage: image directory, new upper directory       the sandbox runs on
-//! 3 kill, delete, exchange the upper directories      files first
+//! 3 kill, delete, exchange the upper directories      files first ([`crate::whole_root`])
 //! 4 restore by CRIU, or create and start              then processes
 //! 5 watch and record anew
 //! ```
@@ -23,7 +23,7 @@ use std::{
 
 use anyhow::{Context, Error, Result, anyhow};
 use crab_fault::Point;
-use crab_runtime::{files::Index, mount::check_unused, overlay::OverlayMount};
+use crab_runtime::{files::Index, rootfs::RootFs};
 use crab_store::{
     Class, Hold, JournalRecord, Manifest, ObjectReader, RollbackBegun, RollbackRecord,
     SandboxStore, TurnId,
@@ -37,16 +37,14 @@ use crate::{
     sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
     stdio::Client,
     still::Still,
-    upper::Replacement,
+    whole_root::{Before, Files, NewRoot},
 };
 
 /// The checkpoint that a sandbox goes back to, ready to be put in place.
 struct Target {
     manifest: Manifest,
     images: Option<Images>,
-    replacement: Replacement,
-    /// Of the new upper directory.
-    index: Index,
+    root: NewRoot,
 }
 
 /// The state of now, ready to be gone back to. Its files are those in place.
@@ -288,6 +286,8 @@ impl Task {
     ) -> Result<(Target, WayBack)> {
         let store = store.clone();
         let container = self.container.clone();
+        let capture = self.history()?.capture.as_ref();
+        let known = capture.map(|capture| capture.roots[0].index.clone());
         blocking(move || {
             let rootfs = container.bundle.rootfs();
             let staged = |manifest: &Manifest, reader: &ObjectReader, dir: &str| {
@@ -303,11 +303,17 @@ impl Task {
                 let target = || {
                     let reader = store.reader(&manifest)?;
                     let images = staged(&manifest, &reader, "rollback-images")?;
-                    let overlay = OverlayMount::find(std::process::id(), rootfs)?;
-                    let tree = reader.tree(manifest.files.upper)?;
-                    let replacement = Replacement::build(&overlay, &tree, &reader)?;
-                    let index = replacement.index(&tree)?;
-                    anyhow::Ok((images, replacement, index))
+                    let files = |manifest: &Manifest, reader: ObjectReader| {
+                        let tree = reader.tree(manifest.files.upper)?;
+                        anyhow::Ok(Files { tree, reader })
+                    };
+                    let before = Before {
+                        files: Some(files(&now, store.reader(&now)?)?),
+                        known: known.unwrap_or_default(),
+                    };
+                    let root = RootFs::find(rootfs)?;
+                    let root = NewRoot::prepare(&root, files(&manifest, reader)?, before)?;
+                    anyhow::Ok((images, root))
                 };
                 let target = target();
                 let way_back = match way_back {
@@ -317,15 +323,12 @@ impl Task {
                 (target, way_back)
             });
             let way_back = way_back.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            let (images, replacement, index) = target?;
-            // The container has mounts of its own: this one is in use only by
-            // somebody on the host.
-            check_unused(rootfs).context("something on the host uses the container's root")?;
+            let (images, root) = target?;
+            root.check(rootfs)?;
             let target = Target {
                 manifest,
                 images,
-                replacement,
-                index,
+                root,
             };
             let way_back = WayBack {
                 manifest: now,
@@ -341,8 +344,7 @@ impl Task {
         let Target {
             manifest,
             images,
-            replacement,
-            index,
+            root,
         } = target;
         let mut laps = Laps::begin();
         let container = self.container.clone();
@@ -350,9 +352,9 @@ impl Task {
         laps.lap("kill");
         self.forget().await?;
         laps.lap("forget");
-        let exchanged = blocking(move || {
+        let (old, index) = blocking(move || {
             crab_fault::pass(Point::ColdExchange)?;
-            replacement.exchange(container.bundle.rootfs())
+            root.put(container.bundle.rootfs())
         })
         .await?;
         laps.lap("exchange");
@@ -360,7 +362,7 @@ impl Task {
             .revive(&manifest, images, Some(index), client, &mut laps)
             .await;
         let Err(error) = revived else {
-            self.removal = Some(tokio::task::spawn_blocking(move || exchanged.keep()));
+            self.removal = Some(tokio::task::spawn_blocking(move || old.keep()));
             laps.tell();
             return Ok(());
         };
@@ -368,7 +370,7 @@ impl Task {
             Ok(()) => {
                 blocking(move || {
                     crab_fault::pass(Point::ColdUndo)?;
-                    exchanged.undo()
+                    old.undo()
                 })
                 .await
             }
@@ -448,11 +450,10 @@ impl Task {
         crab_fault::pass(Point::ColdLook)?;
         container.adopt(pid)?;
         let rootfs = container.bundle.rootfs().to_path_buf();
-        let overlay =
-            blocking(move || Ok(OverlayMount::find(std::process::id(), &rootfs)?)).await?;
+        let root = blocking(move || Ok(RootFs::find(&rootfs)?)).await?;
         let writer = self.history()?.writer.clone();
         let capture = self
-            .look_at(&writer, &overlay, Some(manifest), upper, fresh)
+            .look_at(&writer, &root, Some(manifest), upper, fresh)
             .await?;
         laps.lap("look");
         crab_fault::pass(Point::ColdLimit)?;
