@@ -3,7 +3,7 @@
 //! The two clients that start containers: `ctr` and `docker`.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -49,6 +49,8 @@ impl Runtime {
 pub struct RunOptions {
     pub(crate) runtime: Runtime,
     pub(crate) id: Option<String>,
+    /// A directory that is its root, instead of an image (`ctr` only).
+    pub(crate) rootfs: Option<PathBuf>,
     /// Options of the client, before the image.
     pub(crate) flags: Vec<String>,
     pub(crate) args: Vec<String>,
@@ -59,6 +61,7 @@ impl Default for RunOptions {
         Self {
             runtime: Runtime::Crab,
             id: None,
+            rootfs: None,
             flags: Vec::new(),
             args: ["sleep", "infinity"].map(str::to_owned).to_vec(),
         }
@@ -91,6 +94,12 @@ impl RunOptions {
     /// Its id with `ctr`, its name with Docker; a unique one otherwise.
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
+        self
+    }
+
+    /// With a directory as its root, whatever image is named (`ctr` only).
+    pub fn rootfs(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.rootfs = Some(dir.into());
         self
     }
 
@@ -195,8 +204,11 @@ impl Client {
                 } else {
                     &[]
                 };
-                tool.args(shares.iter().copied())
-                    .args([self.image(image), id.to_owned()])
+                let tool = tool.args(shares.iter().copied());
+                match &options.rootfs {
+                    Some(dir) => tool.args(["--rootfs", &dir.display().to_string(), id]),
+                    None => tool.args([self.image(image), id.to_owned()]),
+                }
             }
             Self::Docker => tool.args(["--name", id]).args([self.image(image)]),
         }

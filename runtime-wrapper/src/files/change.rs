@@ -83,13 +83,13 @@ pub(crate) struct Over {
 /// Whether every name of these inodes is among them. Overlayfs links all whiteouts to one inode,
 /// and keeps a name of it to itself; that means nothing.
 pub(crate) fn are_all_names(index: &Index, linked: &[Linked]) -> bool {
-    let mut missing: HashMap<u64, u64> = HashMap::new();
-    for Linked { path, ino } in linked {
+    let mut missing: HashMap<Inode, u64> = HashMap::new();
+    for Linked { path, inode } in linked {
         let Some(node) = index.get(path) else {
             return false;
         };
         if !node.stat.is_null_device() {
-            *missing.entry(*ino).or_insert(node.stat.nlink.into()) -= 1;
+            *missing.entry(*inode).or_insert(node.stat.nlink.into()) -= 1;
         }
     }
     missing.values().all(|missing| *missing == 0)
