@@ -42,8 +42,8 @@ pub(crate) struct Before {
 /// A root that is ready to be put in place.
 pub(crate) enum NewRoot {
     /// A new upper directory, and its index.
-    Upper(Replacement, Index),
-    Directory(InPlace),
+    Upper(Box<Replacement>, Index),
+    Directory(Box<InPlace>),
 }
 
 /// Changes of a directory.
@@ -55,8 +55,8 @@ pub(crate) struct InPlace {
 
 /// A root that was put in place, until it is kept.
 pub(crate) enum OldRoot {
-    Upper(Exchanged),
-    Directory(InPlace),
+    Upper(Box<Exchanged>),
+    Directory(Box<InPlace>),
 }
 
 impl NewRoot {
@@ -67,13 +67,13 @@ impl NewRoot {
                 let Files { tree, reader } = files;
                 let replacement = Replacement::build(overlay, &tree, &reader)?;
                 let index = replacement.index(&tree)?;
-                Ok(Self::Upper(replacement, index))
+                Ok(Self::Upper(Box::new(replacement), index))
             }
-            RootFs::Directory(root) => Ok(Self::Directory(InPlace {
+            RootFs::Directory(root) => Ok(Self::Directory(Box::new(InPlace {
                 root: root.clone(),
                 files,
                 before,
-            })),
+            }))),
         }
     }
 
@@ -92,7 +92,8 @@ impl NewRoot {
     pub(crate) fn put(self, rootfs: &Path) -> Result<(OldRoot, Index)> {
         match self {
             Self::Upper(replacement, index) => {
-                Ok((OldRoot::Upper(replacement.exchange(rootfs)?), index))
+                let exchanged = replacement.exchange(rootfs)?;
+                Ok((OldRoot::Upper(Box::new(exchanged)), index))
             }
             Self::Directory(changes) => match changes.make() {
                 Ok(index) => Ok((OldRoot::Directory(changes), index)),
