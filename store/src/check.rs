@@ -312,10 +312,23 @@ impl Look {
         };
         for (digest, location) in objects {
             pace.go_on()?;
-            if let Err(error) = pack::read_object(&file, path, *digest, *location)
-                && let Some(damage) = self.error(Part::Object, path, error)
-            {
-                self.bad.insert((pack, *digest), damage);
+            let read = pack::read_stored(&file, path, *digest, *location).and_then(|stored| {
+                let is_as_written = location.is_as_written(&stored);
+                pack::unpack(stored, path, *digest, *location).map(|_| is_as_written)
+            });
+            match read {
+                Ok(true) => {}
+                // Nothing is lost, and yet the disk has changed it.
+                Ok(false) => {
+                    let why =
+                        format!("object {digest}: its bytes have changed, what they hold has not");
+                    self.report(Part::Object, path, why);
+                }
+                Err(error) => {
+                    if let Some(damage) = self.error(Part::Object, path, error) {
+                        self.bad.insert((pack, *digest), damage);
+                    }
+                }
             }
             let places = self.objects.entry(*digest).or_default();
             places.push((pack, *location));

@@ -575,7 +575,7 @@ fn copy(
         wanted.go_on(store)?;
         let stored = pack::read_stored(&from, &path, *digest, *location)?;
         pack::unpack(stored.clone(), &path, *digest, *location).map_err(CollectError::Damaged)?;
-        copy.append(*digest, location.raw_len, location.flags, &stored)?;
+        copy.append(*digest, location.raw_len, location.method(), &stored)?;
     }
     copy.finish()?;
     Ok(copy)

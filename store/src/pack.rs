@@ -10,7 +10,8 @@
 //!         and footer up to here
 //! ```
 //!
-//! Integers are little-endian. `at` is where an object's bytes begin. A pack
+//! Integers are little-endian. The lowest byte of `flags` is how the bytes are stored, the others are
+//! a checksum of compressed ones. `at` is where an object's bytes begin. A pack
 //! without a sound footer is not believed; an object is believed if its bytes
 //! have its digest. The object headers repeat the index, so that a pack whose
 //! end is lost can still be salvaged.
@@ -35,6 +36,9 @@ const FOOTER_LEN: usize = 8 + 8 + 8 + 32;
 
 /// The object's bytes are compressed with zstd.
 pub(crate) const FLAG_ZSTD: u32 = 1;
+/// Of the flags: how the bytes are stored. The others are the checksum of compressed ones.
+const METHOD: u32 = 0xff;
+const SUM_BITS: u32 = 24;
 
 /// Where an object is within its pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,35 @@ pub(crate) struct Location {
     pub(crate) raw_len: u32,
     pub(crate) stored_len: u32,
     pub(crate) flags: u32,
+}
+
+impl Location {
+    /// How the object's bytes are stored: 0 as they are, or [`FLAG_ZSTD`].
+    pub(crate) fn method(&self) -> u32 {
+        self.flags & METHOD
+    }
+
+    /// Whether these stored bytes are those that were written. What an earlier version has
+    /// compressed has no checksum.
+    pub(crate) fn is_as_written(&self, stored: &[u8]) -> bool {
+        let sum = self.flags >> (u32::BITS - SUM_BITS);
+        sum == 0 || sum == checksum_of(stored)
+    }
+}
+
+/// The flags of an object. A decompressor passes over bits that mean nothing to it, so compressed
+/// bytes have a checksum; others have the object's digest itself.
+pub(crate) fn flags(method: u32, stored: &[u8]) -> u32 {
+    match method {
+        0 => 0,
+        _ => method | checksum_of(stored) << (u32::BITS - SUM_BITS),
+    }
+}
+
+/// Of [`SUM_BITS`], and never 0.
+fn checksum_of(stored: &[u8]) -> u32 {
+    let [a, b, c, ..] = *blake3::hash(stored).as_bytes();
+    u32::from_le_bytes([a, b, c, 0]).max(1)
 }
 
 pub(crate) fn header() -> [u8; HEADER_LEN] {
@@ -203,12 +236,12 @@ pub(crate) fn unpack(
     digest: Digest,
     location: Location,
 ) -> Result<Vec<u8>, ReadError> {
-    let raw = match location.flags {
+    let raw = match location.method() {
         0 => stored,
         FLAG_ZSTD => zstd::bulk::decompress(&stored, location.raw_len as usize)
             .map_err(|error| damaged(path, digest, error))?,
-        flags => {
-            let why = format!("unknown flags {flags:#x}");
+        method => {
+            let why = format!("it is stored by an unknown method ({method})");
             return Err(damaged(path, digest, why));
         }
     };
@@ -269,7 +302,10 @@ pub(crate) fn salvage(path: &Path) -> Result<Vec<(Digest, Location)>, FileError>
             flags,
         };
         // Of no object: the index begins, or the chain is broken.
-        if raw_len as usize > MAX_OBJECT || stored_len > raw_len || flags & !FLAG_ZSTD != 0 {
+        if raw_len as usize > MAX_OBJECT
+            || stored_len > raw_len
+            || location.method() & !FLAG_ZSTD != 0
+        {
             break;
         }
         if read_object(&file, path, digest, location).is_ok() {

@@ -61,14 +61,14 @@ impl PackFile {
         &mut self,
         digest: Digest,
         raw_len: u32,
-        flags: u32,
+        method: u32,
         stored: &[u8],
     ) -> Result<Location, FileError> {
         let location = Location {
             at: self.end + pack::OBJECT_HEADER_LEN as u64,
             raw_len,
             stored_len: stored.len() as u32,
-            flags,
+            flags: pack::flags(method, stored),
         };
         self.write(&pack::object_header(&digest, &location))?;
         self.write(stored)?;

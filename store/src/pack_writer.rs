@@ -142,7 +142,7 @@ impl PackWriter {
             .compressor
             .compress(bytes)
             .map_err(WriteError::Source)?;
-        let (flags, stored) = if packed.len() < bytes.len() {
+        let (method, stored) = if packed.len() < bytes.len() {
             (FLAG_ZSTD, packed.as_slice())
         } else {
             (0, bytes)
@@ -153,7 +153,7 @@ impl PackWriter {
         };
         let location = pack
             .file
-            .append(digest, bytes.len() as u32, flags, stored)?;
+            .append(digest, bytes.len() as u32, method, stored)?;
         self.own.insert(digest, location);
         Ok(())
     }

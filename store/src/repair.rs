@@ -221,7 +221,7 @@ impl Repair<'_> {
                 let Ok(stored) = pack::read_stored(&from, path, *digest, *location) else {
                     continue;
                 };
-                anew.append(*digest, location.raw_len, location.flags, &stored)?;
+                anew.append(*digest, location.raw_len, location.method(), &stored)?;
             }
             anew.finish()?;
             crab_fault::at(Point::RepairPackCopied);

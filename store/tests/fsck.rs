@@ -491,3 +491,46 @@ fn a_repair_gives_way_within_a_pack() {
         begins.unwrap().join().unwrap().unwrap();
     });
 }
+
+#[test]
+fn a_bit_that_means_nothing_to_a_decompressor_is_found_and_costs_no_checkpoint() {
+    let fixture = fixture();
+    let writer = fixture.store.writer(&id()).unwrap();
+    let mut pack = writer.begin().unwrap();
+    let files = fixture
+        .sandbox()
+        .manifest(TurnId(1))
+        .unwrap()
+        .unwrap()
+        .files;
+    let text: String = (0..60).map(|n| format!("line {n} of a text\n")).collect();
+    let spec = pack.put(text.as_bytes()).unwrap();
+    pack.publish(manifest(3, files.upper, spec)).unwrap();
+    drop(writer);
+    let path = fixture.pack_of(3);
+    let whole = fs::read(&path).unwrap();
+    // Past the headers of the pack and of its first object, as far as its index.
+    let objects = 60..whole.len() - 200;
+    assert!(objects.len() < 400, "it is not compressed: {objects:?}");
+    let mut passed_over = Vec::new();
+    for bit in objects.start * 8..objects.end * 8 {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, &bytes).unwrap();
+        let damage = fixture.check().damage;
+        assert_ne!(damage, [], "bit {bit} is not found");
+        if damage.iter().all(|damage| damage.checkpoints.is_empty()) {
+            passed_over.push(bit);
+        }
+    }
+    // Such as the padding of the last byte of a stream.
+    let bit = *passed_over.last().expect("each bit means something to it");
+    let mut bytes = whole.clone();
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    fs::write(&path, &bytes).unwrap();
+    assert!(fixture.readable().contains(&3));
+    let repaired = fixture.repair();
+    assert!(repaired.found.lost.is_empty(), "{repaired:?}");
+    assert_eq!(fixture.check().damage, []);
+    assert!(fixture.readable().contains(&3));
+}
