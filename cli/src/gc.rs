@@ -92,7 +92,7 @@ async fn rows(
         }
         None => {
             if !said.dry_run && rustix::process::geteuid().is_root() {
-                swept = sweep(&store)?;
+                swept = sweep(&store);
             }
             let sandboxes = all(&store)?;
             for (number, sandbox) in sandboxes.iter().enumerate() {
@@ -112,11 +112,13 @@ async fn rows(
 }
 
 /// Removes what killed processes have left beside the sandboxes.
-fn sweep(store: &Store) -> Result<u64, CliError> {
-    store.sweep().map_err(|error| {
-        let what = "cannot remove what killed processes have left";
-        CliError::failed(what, error, "see the store's disk")
-    })
+/// What cannot be removed is no reason not to remove anything else.
+fn sweep(store: &Store) -> u64 {
+    let (swept, failed) = store.sweep();
+    if let Some(error) = failed {
+        eprintln!("crab: what a killed process has left is still there: {error}");
+    }
+    swept
 }
 
 /// Every sandbox in the store.
@@ -244,7 +246,7 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
         };
         let mut limits = limits(context, &sandbox, said);
         let left = row.done.bytes_before.saturating_sub(row.done.bytes_freed);
-        let Some(room) = sandbox.room(left, over) else {
+        let Some(room) = sandbox.room(left, over, now_ms()) else {
             continue;
         };
         limits.bytes = Some(limits.bytes.map_or(room, |bytes| bytes.min(room)));
@@ -256,7 +258,12 @@ async fn host_limit(context: &Context, store: &Store, said: &Said, rows: &mut [R
             }
             Ok(done) => {
                 over = over.saturating_sub(done.bytes_freed);
+                // What is to be freed of this one is not taken from the next.
+                let goes_on = done.postponed.is_some();
                 row.add(done);
+                if goes_on {
+                    return;
+                }
             }
             Err(error) => row.failed = Some(error.to_string()),
         }

@@ -147,6 +147,7 @@ impl Sandbox {
             files: FileImage {
                 turn: TurnId(turn),
                 upper,
+                whole: false,
                 tmpfs: vec![TmpfsTree {
                     mount: b"/dev/shm".to_vec(),
                     tree: shm,

@@ -25,7 +25,10 @@ use std::{
 
 use anyhow::Context;
 use crab_api::{
-    paths, sandbox::CollectRequest, sandbox_ttrpc::SandboxClient, ttrpc::context::with_duration,
+    paths,
+    sandbox::CollectRequest,
+    sandbox_ttrpc::SandboxClient,
+    ttrpc::{Error, context::with_duration},
 };
 use crab_config::Config;
 use crab_store::{Limits, OpenError, SandboxId, SandboxStore, Store, Wanted, over};
@@ -34,7 +37,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 use tokio::{sync::Notify, time::sleep};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// The least time between two looks: shorter than crabd stays when the last sandbox has gone.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -106,6 +109,14 @@ impl Retention {
     }
 }
 
+/// What came of a removal.
+#[derive(Default)]
+struct Freed {
+    bytes: u64,
+    /// More of it is freed later, by whoever removes or when nobody reads it any more.
+    goes_on: bool,
+}
+
 struct Keeper {
     store: PathBuf,
     run_dir: PathBuf,
@@ -167,12 +178,19 @@ impl Keeper {
         if !is_due(taken, self.most, self.settled, now) {
             return pause;
         }
-        let freed = self
+        let Freed { bytes, goes_on } = self
             .remove(&store, &sandboxes, over(taken, self.most))
             .await;
         let left = store.bytes_of(&sandboxes);
-        info!(taken, left, freed, most = self.most, "the host's limit");
-        if left > self.most {
+        info!(
+            taken,
+            left,
+            freed = bytes,
+            most = self.most,
+            "the host's limit"
+        );
+        self.settled = None;
+        if left > self.most && !goes_on {
             warn!(
                 "the checkpoints of all sandboxes take {left} bytes, and retention.host_max_bytes \
                  allows {}; what is left must stay, is shared by copies, or is in use: see crab du, \
@@ -199,37 +217,42 @@ impl Keeper {
         }
     }
 
-    /// Has so many bytes removed; tells how many were.
-    async fn remove(&self, store: &Store, sandboxes: &[SandboxId], mut over: u64) -> u64 {
+    /// Has so many bytes removed.
+    async fn remove(&self, store: &Store, sandboxes: &[SandboxId], mut over: u64) -> Freed {
         let is_live = |id: &SandboxId| self.address(id).exists();
-        let mut all = 0;
+        let mut all = Freed::default();
         for sandbox in store.givers(sandboxes, is_live) {
-            if over == 0 {
+            all.goes_on |= self.stop.told.load(Ordering::Relaxed);
+            // What is to be freed of one is not taken from the next.
+            if over == 0 || all.goes_on {
                 break;
             }
-            let room = sandbox.bytes().map(|left| sandbox.room(left, over));
+            let room = sandbox
+                .bytes()
+                .map(|left| sandbox.room(left, over, now_ms()));
             let Ok(Some(room)) = room else {
                 continue;
             };
             match self.remove_from(store, &sandbox, room).await {
                 Ok(freed) => {
-                    over = over.saturating_sub(freed);
-                    all += freed;
+                    over = over.saturating_sub(freed.bytes);
+                    all.bytes += freed.bytes;
+                    all.goes_on |= freed.goes_on;
                 }
                 // The next one may have something to give, and this one another time.
-                Err(error) => debug!("{}: {error:#}", sandbox.id()),
+                Err(error) => warn!("nothing is removed of {}: {error:#}", sandbox.id()),
             }
         }
         all
     }
 
-    /// Has a sandbox keep what needs no more than `room`; tells what was freed.
+    /// Has a sandbox keep what needs no more than `room`.
     async fn remove_from(
         &self,
         store: &Store,
         sandbox: &SandboxStore,
         room: u64,
-    ) -> anyhow::Result<u64> {
+    ) -> anyhow::Result<Freed> {
         let id = sandbox.id();
         match store.writer(id) {
             Ok(writer) => {
@@ -243,7 +266,11 @@ impl Keeper {
                     yields: true,
                     ..Wanted::default()
                 };
-                Ok(writer.collect(&wanted)?.bytes_freed)
+                let done = writer.collect(&wanted)?;
+                Ok(Freed {
+                    bytes: done.bytes_freed,
+                    goes_on: done.postponed.is_some(),
+                })
             }
             Err(OpenError::Locked(_)) => self.ask(id, room).await,
             Err(error) => Err(error.into()),
@@ -251,7 +278,7 @@ impl Keeper {
     }
 
     /// Asks the shim that has the writer.
-    async fn ask(&self, id: &SandboxId, room: u64) -> anyhow::Result<u64> {
+    async fn ask(&self, id: &SandboxId, room: u64) -> anyhow::Result<Freed> {
         let address = fs::read_to_string(self.address(id)).context("it has no shim")?;
         let client = crab_api::connect(Path::new(address.trim())).await?;
         let request = CollectRequest {
@@ -261,7 +288,18 @@ impl Keeper {
         };
         let client = SandboxClient::new(client);
         let timeout = with_duration(SHIM_TIMEOUT);
-        Ok(client.collect(timeout, &request).await?.bytes_freed)
+        Ok(match client.collect(timeout, &request).await {
+            Ok(done) => Freed {
+                bytes: done.bytes_freed,
+                goes_on: !done.postponed.is_empty(),
+            },
+            Err(Error::RpcStatus(status)) => return Err(Error::RpcStatus(status).into()),
+            // It was asked, and may be at it.
+            Err(_) => Freed {
+                bytes: 0,
+                goes_on: true,
+            },
+        })
     }
 
     fn address(&self, id: &SandboxId) -> PathBuf {

@@ -146,6 +146,7 @@ fn history(writer: &SandboxWriter, seed: u64, turns: std::ops::Range<u64>) {
             files: FileImage {
                 turn: TurnId(turn),
                 upper,
+                whole: false,
                 tmpfs: Vec::new(),
             },
             processes: None,

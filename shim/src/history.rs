@@ -317,9 +317,10 @@ fn undo(
         bail!("checkpoint {} is gone", rollback.before);
     };
     let reader = sandbox.reader(&manifest)?;
-    let tree = reader.tree(manifest.files.upper)?;
-    let (old, _) = NewRoot::prepare(root, Files { tree, reader }, Before::default())?
-        .put(container.bundle.rootfs())?;
+    let files = Files::of(&manifest, reader)?;
+    let (old, _) = NewRoot::prepare(root, files, Before::default())?
+        .put(container.bundle.rootfs())
+        .map_err(|fell| fell.error)?;
     old.keep();
     tracing::warn!(
         before = rollback.before.0,
@@ -348,10 +349,11 @@ fn grant(
         &reader,
         &container.run_dir.join("restore-images"),
     )?;
-    let tree = reader.tree(manifest.files.upper)?;
+    let files = Files::of(&manifest, reader)?;
     crab_fault::at(Point::RestoreStaged);
-    let (old, upper) = NewRoot::prepare(root, Files { tree, reader }, Before::default())?
-        .put(container.bundle.rootfs())?;
+    let (old, upper) = NewRoot::prepare(root, files, Before::default())?
+        .put(container.bundle.rootfs())
+        .map_err(|fell| fell.error)?;
     old.keep();
     crab_fault::at(Point::RestoreExchanged);
     // Granted: the next start is an ordinary one.

@@ -35,6 +35,8 @@ pub(crate) struct Publication {
     pub(crate) runtime: String,
     /// The checkpoint that holds until now.
     pub(crate) parent: Option<Manifest>,
+    /// The container's root is no overlay.
+    pub(crate) whole_root: bool,
     /// By position: where each root is mounted, and its tree so far.
     pub(crate) roots: Vec<(Option<Vec<u8>>, Option<Digest>)>,
     pub(crate) tmpfs_images: Vec<TmpfsImage>,
@@ -102,6 +104,7 @@ impl Publication {
         let mut files = FileImage {
             turn: self.turn,
             upper: Digest::of(&[]),
+            whole: self.whole_root,
             tmpfs: Vec::new(),
         };
         for (mount, tree) in &self.roots {

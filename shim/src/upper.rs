@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use crab_runtime::{
     files::{Durability, Index, Scanner, build, remove_tree},
     mount::{unmount_all, unmount_strict},
@@ -37,6 +37,36 @@ pub(crate) struct Replacement {
 pub(crate) struct Exchanged {
     replacement: Replacement,
     rootfs: PathBuf,
+}
+
+/// What failed while files were exchanged.
+pub(crate) struct Fell {
+    pub(crate) error: Error,
+    /// The files are those of before.
+    pub(crate) is_whole: bool,
+}
+
+impl Fell {
+    /// What came of putting the old files back is told with the error.
+    pub(crate) fn after(error: Error, put_back: Result<()>) -> Self {
+        match put_back {
+            Ok(()) => error.into(),
+            Err(again) => Self {
+                error: error.context(format!("the old files are not in place: {again:#}")),
+                is_whole: false,
+            },
+        }
+    }
+}
+
+impl From<Error> for Fell {
+    /// Before anything was touched.
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            is_whole: true,
+        }
+    }
 }
 
 impl Replacement {
@@ -74,19 +104,17 @@ impl Replacement {
 
     /// Puts the new directory in the old one's place and mounts it at `rootfs`.
     /// If that fails, the old one is mounted again.
-    pub(crate) fn exchange(self, rootfs: &Path) -> Result<Exchanged> {
-        unmount_strict(rootfs)?;
+    pub(crate) fn exchange(self, rootfs: &Path) -> Result<Exchanged, Fell> {
+        unmount_strict(rootfs).map_err(Error::from)?;
         let mut exchanged = Exchanged {
             replacement: self,
             rootfs: rootfs.to_path_buf(),
         };
         if let Err(error) = exchanged.swap() {
-            exchanged.mount().context("mount the old files again")?;
-            return Err(error);
+            return Err(Fell::after(error, exchanged.mount()));
         }
         if let Err(error) = exchanged.mount() {
-            exchanged.undo().context("put the old files back")?;
-            return Err(error);
+            return Err(Fell::after(error, exchanged.undo()));
         }
         Ok(exchanged)
     }

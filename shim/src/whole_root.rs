@@ -14,20 +14,34 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use crab_runtime::{
     files::{Index, Scanner, apply},
     mount::check_unused,
     rootfs::{DirectoryRoot, RootFs},
 };
-use crab_store::{ObjectReader, Tree};
+use crab_store::{Manifest, ObjectReader, Tree};
+use rustix::fs::fstat;
 
-use crate::upper::{Exchanged, Replacement};
+use crate::upper::{Exchanged, Fell, Replacement};
 
 /// The files of a checkpoint.
 pub(crate) struct Files {
-    pub(crate) tree: Tree,
-    pub(crate) reader: ObjectReader,
+    tree: Tree,
+    reader: ObjectReader,
+    /// See [`crab_store::FileImage::whole`].
+    whole: bool,
+}
+
+impl Files {
+    /// Reads which there are.
+    pub(crate) fn of(manifest: &Manifest, reader: ObjectReader) -> Result<Self> {
+        Ok(Self {
+            tree: reader.tree(manifest.files.upper)?,
+            whole: manifest.files.whole,
+            reader,
+        })
+    }
 }
 
 /// What is there now, and how to get back to it.
@@ -59,12 +73,44 @@ pub(crate) enum OldRoot {
     Directory(Box<InPlace>),
 }
 
+/// Refuses where what is mounted at the root now is not what the sandbox runs on, by the device of
+/// its own overlay, if it has one, and what is captured of it: clients may unmount it, or mount
+/// another there.
+pub(crate) fn check_is_live(root: &RootFs, device: Option<u64>, live: &Scanner) -> Result<()> {
+    let identity = |scanner: &Scanner| -> Result<_> {
+        let stat = fstat(scanner.root())?;
+        Ok((stat.st_dev, stat.st_ino))
+    };
+    let is_live = match root {
+        RootFs::Overlay(overlay) => device == Some(overlay.dev),
+        RootFs::Directory(_) => device.is_none() && identity(&root.scanner()?)? == identity(live)?,
+    };
+    ensure!(
+        is_live,
+        "the container's root is not what is mounted there now, so that it could not be replaced"
+    );
+    Ok(())
+}
+
 impl NewRoot {
     /// Does all that can be done while the container runs on.
     pub(crate) fn prepare(root: &RootFs, files: Files, before: Before) -> Result<Self> {
+        let kind = |whole| match whole {
+            true => "a root that is no overlay",
+            false => "an overlay",
+        };
+        let whole = matches!(root, RootFs::Directory(_));
+        // Of an upper directory, a whole root would keep nothing but the changes.
+        ensure!(
+            files.whole == whole,
+            "the checkpoint is one of {}, and the container's root is {}: start it with the \
+             snapshotter that it had",
+            kind(files.whole),
+            kind(whole)
+        );
         match root {
             RootFs::Overlay(overlay) => {
-                let Files { tree, reader } = files;
+                let Files { tree, reader, .. } = files;
                 let replacement = Replacement::build(overlay, &tree, &reader)?;
                 let index = replacement.index(&tree)?;
                 Ok(Self::Upper(Box::new(replacement), index))
@@ -88,8 +134,9 @@ impl NewRoot {
         }
     }
 
-    /// Puts it in place, and gives its index. If that fails, what was there is there again.
-    pub(crate) fn put(self, rootfs: &Path) -> Result<(OldRoot, Index)> {
+    /// Puts it in place, and gives its index. If that fails, it tells whether what was there is
+    /// there again.
+    pub(crate) fn put(self, rootfs: &Path) -> Result<(OldRoot, Index), Fell> {
         match self {
             Self::Upper(replacement, index) => {
                 let exchanged = replacement.exchange(rootfs)?;
@@ -97,10 +144,7 @@ impl NewRoot {
             }
             Self::Directory(changes) => match changes.make() {
                 Ok(index) => Ok((OldRoot::Directory(changes), index)),
-                Err(error) => {
-                    changes.undo().context("put the old files back")?;
-                    Err(error)
-                }
+                Err(error) => Err(Fell::after(error, changes.undo())),
             },
         }
     }
@@ -126,14 +170,14 @@ impl OldRoot {
 
 impl InPlace {
     fn make(&self) -> Result<Index> {
-        let Files { tree, reader } = &self.files;
+        let Files { tree, reader, .. } = &self.files;
         let scanner = self.scanner()?;
         apply(tree, reader, scanner.root(), &self.before.known)?;
         Ok(scanner.index_restored(tree)?)
     }
 
     fn undo(&self) -> Result<()> {
-        let Some(Files { tree, reader }) = &self.before.files else {
+        let Some(Files { tree, reader, .. }) = &self.before.files else {
             // The wish that has brought us here is still open: the next start tries again.
             return Ok(());
         };

@@ -144,31 +144,47 @@ impl Store {
     }
 
     /// Removes what killed processes have left: histories that were being made, and such as were
-    /// being removed. Tells how many there were.
-    ///
-    /// # Errors
-    /// When something of it could not be looked at or removed.
-    pub fn sweep(&self) -> Result<u64, FileError> {
-        let mut swept = 0;
-        for namespace in self.namespaces()? {
-            for name in durable::names(&namespace)? {
-                let dir = namespace.join(&name);
-                match Left::of(&name) {
-                    Some(Left::HalfMade) => {
-                        let Some(_alone) = lock_dir(&dir)? else {
-                            continue;
-                        };
-                        remove_dir(&dir)?;
+    /// being removed. Tells how many there were, and the first that could not be looked at or
+    /// removed.
+    pub fn sweep(&self) -> (u64, Option<FileError>) {
+        let (mut swept, mut failed) = (0, None);
+        let namespaces = self.namespaces().unwrap_or_else(|error| {
+            failed = Some(error);
+            Vec::new()
+        });
+        for namespace in namespaces {
+            let names = durable::names(&namespace).unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Vec::new()
+            });
+            for name in names {
+                match sweep_one(&namespace.join(&name), Left::of(&name)) {
+                    Ok(true) => swept += 1,
+                    Ok(false) => {}
+                    Err(error) => {
+                        failed.get_or_insert(error);
                     }
-                    // Whoever began it, and goes on with it, minds nobody who helps.
-                    Some(Left::HalfRemoved) => remove_dir(&dir)?,
-                    None => continue,
                 }
-                swept += 1;
             }
         }
-        Ok(swept)
+        (swept, failed)
     }
+}
+
+/// Removes what is left; tells whether it has.
+fn sweep_one(dir: &Path, left: Option<Left>) -> Result<bool, FileError> {
+    match left {
+        Some(Left::HalfMade) => {
+            let Some(_alone) = lock_dir(dir)? else {
+                return Ok(false);
+            };
+            remove_dir(dir)?;
+        }
+        // Whoever began it, and goes on with it, minds nobody who helps.
+        Some(Left::HalfRemoved) => remove_dir(dir)?,
+        None => return Ok(false),
+    }
+    Ok(true)
 }
 
 /// What no sandbox is called.

@@ -4,7 +4,8 @@
 //! and how much. What must stay of each stays in any case (collect.rs).
 
 use crate::{
-    collect::bytes_on_disk, error::FileError, id::SandboxId, sandbox::SandboxStore, store::Store,
+    Limits, Wanted, collect::bytes_on_disk, error::FileError, id::SandboxId, sandbox::SandboxStore,
+    store::Store,
 };
 
 /// Of what is allowed, one part in so many is left free when something has to go, or the next
@@ -48,10 +49,25 @@ impl SandboxStore {
     }
 
     /// How many bytes it may keep of the `left` that it has, where `over` have to go. Nothing
-    /// where removing frees none, since copies have all of it, too.
-    pub fn room(&self, left: u64, over: u64) -> Option<u64> {
+    /// where checkpoints would go for nothing: because all else must stay, or since copies have
+    /// what they hold, too. `now_ms`: since the Unix epoch.
+    pub fn room(&self, left: u64, over: u64, now_ms: u64) -> Option<u64> {
         let shared = self.bytes_shared().unwrap_or(left);
-        (left > shared).then(|| left.saturating_sub(over).max(shared))
+        if left <= shared {
+            return None;
+        }
+        let room = left.saturating_sub(over).max(shared);
+        let wanted = Wanted {
+            limits: Limits {
+                bytes: Some(room),
+                ..Limits::default()
+            },
+            now_ms,
+            ..Wanted::default()
+        };
+        let freed = self.would_collect(&wanted).ok()?.bytes_freed;
+        let is_worth = freed > 0 && (shared == 0 || freed >= (left - room) / 2);
+        is_worth.then_some(room)
     }
 }
 

@@ -19,6 +19,10 @@ pub struct FileImage {
     pub turn: TurnId,
     /// The tree of the overlay's upper directory.
     pub upper: Digest,
+    /// Whether `upper` is the whole root instead, of a container whose root is no overlay. One
+    /// cannot be put where the other was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// The trees of the tmpfs mounts.
     #[serde(default)]
     pub tmpfs: Vec<TmpfsTree>,

@@ -269,8 +269,13 @@ impl SandboxStore {
                 records,
                 damaged: 0,
             }) => match &records[..] {
-                // Its turn comes last. A fork is there with its turn, or not at all.
-                [JournalRecord::Fork(_)] => false,
+                // Its turn comes last. A fork is there with its turn, or not at all. What somebody
+                // has named or wants to have back is none of these: its journal was cut.
+                [JournalRecord::Fork(_)] => {
+                    let is_named = || !self.tags().is_ok_and(|tags| tags.is_empty());
+                    let is_wanted = || !matches!(self.restore_request(), Ok(None));
+                    is_named() || is_wanted() || self.aside_dir().exists()
+                }
                 // Of earlier versions, the checkpoint came last.
                 [] | [JournalRecord::Fork(_), _] => has_checkpoint(),
                 _ => true,

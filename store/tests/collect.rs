@@ -500,22 +500,23 @@ fn a_removal_ends_when_a_container_is_about_to_begin() {
 fn a_removal_that_is_broken_off_tells_what_it_has_removed() {
     let (dir, store) = store();
     let writer = store.writer(&id()).unwrap();
-    // Packs of which more than half is dead when the last checkpoint alone is left.
-    let packs = 40;
+    // Packs of which more than half is dead when the last checkpoint alone is left: so many that
+    // a thread that is kept waiting stops it in time.
+    let packs = 400;
     let mut segments = Vec::new();
     for turn in 0..packs {
         let mut pack = writer.begin().unwrap();
-        let stays = noise(1000 + turn, 10_000);
+        let stays = noise(1000 + turn, 2000);
         let digest = pack.put(&stays).unwrap();
         segments.push(Segment {
-            offset: turn * 10_000,
-            len: 10_000,
+            offset: turn * 2000,
+            len: 2000,
             digest,
         });
-        let goes = pack.put_stream(&mut &*noise(turn, 100_000)).unwrap();
+        let goes = pack.put_stream(&mut &*noise(turn, 8000)).unwrap();
         let mut tree = tree_with(goes);
         let file = EntryKind::File {
-            size: (turn + 1) * 10_000,
+            size: (turn + 1) * 2000,
             content: segments.clone(),
         };
         tree.entries.push(entry(b"more", file));

@@ -479,7 +479,7 @@ fn a_repair_gives_way_within_a_pack() {
                 let patience = std::time::Duration::from_secs(60);
                 let begins = scope.spawn(move || store.writer_within(&id(), patience).map(drop));
                 // Until it waits, and longer than is passed over.
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                std::thread::sleep(std::time::Duration::from_secs(2));
                 begins
             });
         });

@@ -265,6 +265,7 @@ fn publish(writer: &SandboxWriter, turn: u64, class: Class) -> Manifest {
         files: FileImage {
             turn: TurnId(turn),
             upper,
+            whole: false,
             tmpfs: Vec::new(),
         },
         processes,

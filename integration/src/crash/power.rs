@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use crab_fault::Point;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,8 @@ use crate::{
 
 /// Where it is noted what was done and what is known: on the disk that loses its power as well.
 const NOTES: &str = "/var/lib/crab-test-power.json";
+/// The test machine's `/etc/machine-id`: see scripts/lib/testbed-vm.sh.
+const MACHINE: &str = "6372616274657374626564000000766d";
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// When the power goes.
@@ -73,6 +75,12 @@ impl Notes {
 /// Goes through these cuts, one for each start of the machine; returns after the last. Tells what is lost,
 /// a line each, as soon as anything is.
 pub fn power(testbed: &Testbed, cuts: &[Cut], seed: u64) -> Result<Vec<String>> {
+    // Anywhere else it would be the power of the machine that the tests run on.
+    let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    ensure!(
+        machine.trim() == MACHINE,
+        "only in a machine of its own: scripts/testbed run --vm --boots N"
+    );
     let (mut subject, done, turn_ms) = match Notes::read()? {
         None => {
             let mut subject = Subject::start(testbed, RunOptions::without_bytecode())?;

@@ -5,40 +5,10 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, DEBIAN, EACH_EXEC_A_TURN, RunOptions, Swapped, Testbed, Tool};
+use crab_integration::{DEBIAN, EACH_EXEC_A_TURN, RunOptions, Swapped, Testbed, Tool};
 use crab_store::Class;
 
 use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, mounted::Mounted, refuses};
-
-#[test]
-fn a_root_that_is_no_overlay_runs_and_has_no_checkpoints() -> Result<()> {
-    let testbed = Testbed::here()?;
-    let _alone = testbed.alone();
-    let crab = testbed.crab();
-    let ctr = testbed.ctr();
-    let native = RunOptions::new().flags(["--snapshotter", "native"]);
-    let said = ctr.run_rm(
-        BUSYBOX,
-        native.clone().args(["sh", "-c", "echo out; exit 3"]),
-    )?;
-    assert_eq!((said.stdout.as_str(), said.status), ("out\n", 3));
-    let sandbox = ctr.run(BUSYBOX, native)?;
-    lives(&sandbox)?;
-    sandbox.sh_ok("echo 1 >/root/f")?;
-    let id = sandbox.sandbox_id();
-    refuses(&crab, &["checkpoint", &id], REFUSED, &["overlay"])?;
-    refuses(
-        &crab,
-        &["rollback", &id, "--turn", "0"],
-        REFUSED,
-        &["overlay"],
-    )?;
-    let row = crab.ps_of(&sandbox)?;
-    assert_eq!(row.state, "running");
-    assert!(row.note.context("no note")?.contains("overlay"));
-    assert_eq!(sandbox.sh_ok("cat /root/f")?, "1");
-    sandbox.stop()
-}
 
 /// A store of its own on a small disk, for sandboxes that start while it lasts.
 struct SmallStore {

@@ -83,7 +83,7 @@ pub(crate) struct Over {
 /// Whether every name of these inodes is among them. Overlayfs links all whiteouts to one inode,
 /// and keeps a name of it to itself; that means nothing.
 pub(crate) fn are_all_names(index: &Index, linked: &[Linked]) -> bool {
-    let mut missing: HashMap<Inode, u64> = HashMap::new();
+    let mut missing: HashMap<Inode, i64> = HashMap::new();
     for Linked { path, inode } in linked {
         let Some(node) = index.get(path) else {
             return false;

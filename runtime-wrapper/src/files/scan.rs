@@ -237,7 +237,7 @@ impl Scanner {
             findings,
         } = survey(comparison)?;
         let explained = narrow.is_none_or(|narrow| {
-            narrow.is_explained(index, &findings.met) && are_all_names(&now, &findings.linked)
+            narrow.is_explained(&findings.met) && are_all_names(&now, &findings.linked)
         });
         now.started = started;
         now.mapped = findings.mapped;

@@ -42,7 +42,9 @@ impl Set {
             if is_busybox_sleep(&exe, &process.args) {
                 tell("is busybox sleep, which a dump would end");
             }
-            if time_ns(&process.dir()) != init_time {
+            // One that is ending has none any more.
+            let time = time_ns(&process.dir()).zip(init_time.as_ref());
+            if time.is_some_and(|(its, of_init)| its != *of_init) {
                 tell("is in another time namespace than the init");
             }
             // From outside it may be ourselves, or CRIU, for a capture that is under way.

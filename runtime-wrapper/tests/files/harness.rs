@@ -155,6 +155,7 @@ impl Bench {
             files: FileImage {
                 turn,
                 upper: tree,
+                whole: false,
                 tmpfs: Vec::new(),
             },
             processes: None,

@@ -215,6 +215,29 @@ fn an_inode_of_which_a_name_is_missing_makes_a_narrow_scan_impossible() {
 }
 
 #[test]
+fn a_number_that_is_on_record_may_be_another_inodes_by_now() {
+    if skipped() {
+        return;
+    }
+    let bench = bench();
+    let index = first(&bench, START);
+    let inode = |path: &str| fs::metadata(bench.path(path)).unwrap().ino();
+    let (dir, gone) = (inode("upper/a/b"), inode("upper/a/b/two"));
+    settle();
+    fs::remove_file(bench.path("merged/a/b/two")).unwrap();
+    // As if a file of the image had been copied up in a directory of which nothing is told, and
+    // got the number.
+    let changed = ChangedInodes {
+        there: vec![dir, gone],
+        ..Default::default()
+    };
+    let scan = bench
+        .scanner()
+        .scan_changed(&index, &HashSet::new(), &changed);
+    assert!(scan.unwrap().is_none(), "it would never be found");
+}
+
+#[test]
 fn what_changed_counts_more_than_its_times() {
     if skipped() {
         return;

@@ -158,6 +158,7 @@ impl Task {
             spec: self.container.bundle.original().to_vec(),
             runtime: self.container.runtime.program.name().display().to_string(),
             parent: history.version.clone(),
+            whole_root: capture.root_device.is_none(),
             roots: capture.root_trees(),
             tmpfs_images: capture.tmpfs_images.clone(),
             staged,

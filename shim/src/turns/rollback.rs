@@ -37,7 +37,8 @@ use crate::{
     sandbox::{KILL_LIMIT, Launch, Launched, Restore, blocking, unix_ms},
     stdio::Client,
     still::Still,
-    whole_root::{Before, Files, NewRoot},
+    upper::Fell,
+    whole_root::{Before, Files, NewRoot, check_is_live},
 };
 
 /// The checkpoint that a sandbox goes back to, ready to be put in place.
@@ -51,23 +52,6 @@ struct Target {
 struct WayBack {
     manifest: Manifest,
     images: Option<Images>,
-}
-
-/// A rollback that failed after it had begun.
-struct Fell {
-    error: Error,
-    /// The files are those of before.
-    is_whole: bool,
-}
-
-impl From<Error> for Fell {
-    /// Before anything was touched.
-    fn from(error: Error) -> Self {
-        Self {
-            error,
-            is_whole: true,
-        }
-    }
 }
 
 /// The files are whole: those of before, or those that were wanted and that the journal tells of.
@@ -287,7 +271,15 @@ impl Task {
         let store = store.clone();
         let container = self.container.clone();
         let capture = self.history()?.capture.as_ref();
-        let known = capture.map(|capture| capture.roots[0].index.clone());
+        let live = capture.map(|capture| {
+            let root = &capture.roots[0];
+            (
+                root.index.clone(),
+                capture.root_device,
+                root.scanner.clone(),
+            )
+        });
+        let (known, device, live) = live.context("the sandbox has not begun")?;
         blocking(move || {
             let rootfs = container.bundle.rootfs();
             let staged = |manifest: &Manifest, reader: &ObjectReader, dir: &str| {
@@ -303,16 +295,18 @@ impl Task {
                 let target = || {
                     let reader = store.reader(&manifest)?;
                     let images = staged(&manifest, &reader, "rollback-images")?;
-                    let files = |manifest: &Manifest, reader: ObjectReader| {
-                        let tree = reader.tree(manifest.files.upper)?;
-                        anyhow::Ok(Files { tree, reader })
-                    };
-                    let before = Before {
-                        files: Some(files(&now, store.reader(&now)?)?),
-                        known: known.unwrap_or_default(),
-                    };
                     let root = RootFs::find(rootfs)?;
-                    let root = NewRoot::prepare(&root, files(&manifest, reader)?, before)?;
+                    check_is_live(&root, device, &live)?;
+                    let before = Before {
+                        files: Some(Files::of(&now, store.reader(&now)?)?),
+                        // It runs on, and a store to a mapping of a file in memory moves no time.
+                        known: match root.is_in_memory() {
+                            true => Index::default(),
+                            false => known,
+                        },
+                    };
+                    let files = Files::of(&manifest, reader)?;
+                    let root = NewRoot::prepare(&root, files, before)?;
                     anyhow::Ok((images, root))
                 };
                 let target = target();
@@ -352,11 +346,11 @@ impl Task {
         laps.lap("kill");
         self.forget().await?;
         laps.lap("forget");
-        let (old, index) = blocking(move || {
+        let put = blocking(move || {
             crab_fault::pass(Point::ColdExchange)?;
-            root.put(container.bundle.rootfs())
-        })
-        .await?;
+            Ok(root.put(container.bundle.rootfs()))
+        });
+        let (old, index) = put.await??;
         laps.lap("exchange");
         let revived = self
             .revive(&manifest, images, Some(index), client, &mut laps)
@@ -376,13 +370,7 @@ impl Task {
             }
             Err(left) => Err(left),
         };
-        match undone {
-            Ok(()) => Err(error.into()),
-            Err(again) => Err(Fell {
-                error: error.context(format!("the old files are not in place: {again:#}")),
-                is_whole: false,
-            }),
-        }
+        Err(Fell::after(error, undone))
     }
 
     /// After a failed [`Self::replace`]: the files are those of before, so only

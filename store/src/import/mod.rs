@@ -373,6 +373,7 @@ fn bring(
         files: FileImage {
             turn: START,
             upper,
+            whole: said.files.whole,
             tmpfs,
         },
         processes,

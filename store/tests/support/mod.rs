@@ -70,6 +70,7 @@ pub(crate) fn manifest(turn: u64, upper: Digest, spec: Digest) -> Manifest {
         files: FileImage {
             turn: TurnId(turn),
             upper,
+            whole: false,
             tmpfs: Vec::new(),
         },
         processes: None,

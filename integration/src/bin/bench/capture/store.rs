@@ -113,6 +113,7 @@ fn rate(scratch: &Path, what: &Path) -> Result<f64> {
         files: FileImage {
             turn: TurnId(0),
             upper,
+            whole: false,
             tmpfs: Vec::new(),
         },
         processes: None,
