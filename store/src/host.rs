@@ -65,9 +65,8 @@ impl SandboxStore {
             now_ms,
             ..Wanted::default()
         };
-        let freed = self.would_collect(&wanted).ok()?.bytes_freed;
-        let is_worth = freed > 0 && (shared == 0 || freed >= (left - room) / 2);
-        is_worth.then_some(room)
+        let would = self.would_collect(&wanted).ok()?;
+        (would.bytes_freed > 0).then_some(room)
     }
 }
 
