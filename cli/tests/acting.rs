@@ -13,13 +13,12 @@ use std::{
 };
 
 use crab_api::{
-    paths,
     sandbox::*,
     sandbox_ttrpc,
-    ttrpc::{self, Code, asynchronous::Server},
+    ttrpc::{self, Code},
 };
 use crab_store::{Client, Store, TurnId};
-use support::*;
+use support::{shim::Served, *};
 
 /// A shim that answers what it is told to, and notes what it was asked.
 #[derive(Default)]
@@ -212,8 +211,7 @@ and 1 more paths
 struct Alive {
     host: Host,
     shim: Arc<Shim>,
-    runtime: tokio::runtime::Runtime,
-    server: Option<Server>,
+    served: Served,
 }
 
 impl Alive {
@@ -221,42 +219,12 @@ impl Alive {
         let host = Host::with_history("default/demo");
         let shim = Arc::new(Shim::default());
         *shim.state.lock().unwrap() = "running".to_owned();
-        let run = host.path("run");
-        fs::create_dir_all(paths::sandbox_dir(&run, "default", "demo")).unwrap();
-        let address = format!("unix://{}", host.path("shim.sock").display());
-        let file = paths::sandbox_address(&run, "default", "demo");
-        fs::write(file, &address).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
-        let server = runtime.block_on(async {
-            let mut server = Server::new()
-                .bind(&address)
-                .unwrap()
-                .register_service(sandbox_ttrpc::create_sandbox(shim.clone()));
-            server.start().await.unwrap();
-            server
-        });
-        Self {
-            host,
-            shim,
-            runtime,
-            server: Some(server),
-        }
+        let served = Served::begin(&host, shim.clone());
+        Self { host, shim, served }
     }
 
     fn refuse(&self, code: Code, why: &str) {
         *self.shim.refuse.lock().unwrap() = Some((code, why.to_owned()));
-    }
-}
-
-impl Drop for Alive {
-    fn drop(&mut self) {
-        if let Some(mut server) = self.server.take() {
-            let _ = self.runtime.block_on(server.shutdown());
-        }
     }
 }
 
@@ -449,8 +417,7 @@ fn what_is_gone_is_neither_checkpointed_nor_rolled_back() {
     }
     // A shim that was killed leaves its address behind.
     let mut alive = Alive::new();
-    let mut server = alive.server.take().unwrap();
-    alive.runtime.block_on(server.shutdown()).unwrap();
+    alive.served.end();
     alive.host.crab(&["checkpoint", "demo"]).error(4);
     let json = alive.host.crab(&["ps", "--json"]).json();
     assert_eq!(json["sandboxes"][0]["state"], "gone");

@@ -6,7 +6,7 @@
 mod support;
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::Read,
     process::{Command, Stdio},
     sync::{
@@ -17,18 +17,13 @@ use std::{
     time::Duration,
 };
 
-use crab_api::{
-    paths,
-    sandbox::*,
-    sandbox_ttrpc,
-    ttrpc::{self, asynchronous::Server},
-};
+use crab_api::{sandbox::*, sandbox_ttrpc, ttrpc};
 use rustix::{
     fs::{Mode, OFlags},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
-use support::*;
+use support::{shim::Served, *};
 
 /// A shim that takes so many milliseconds for its work.
 #[derive(Default)]
@@ -132,24 +127,8 @@ fn left(seen: &str) -> &str {
 #[test]
 fn what_takes_long_is_told_on_a_terminal_and_nowhere_else() {
     let host = Host::with_history("default/demo");
-    let run = host.path("run");
-    fs::create_dir_all(paths::sandbox_dir(&run, "default", "demo")).unwrap();
-    let address = format!("unix://{}", host.path("shim.sock").display());
-    fs::write(paths::sandbox_address(&run, "default", "demo"), &address).unwrap();
     let shim = Arc::new(Slow::default());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
-    let mut server = runtime.block_on(async {
-        let mut server = Server::new()
-            .bind(&address)
-            .unwrap()
-            .register_service(sandbox_ttrpc::create_sandbox(shim.clone()));
-        server.start().await.unwrap();
-        server
-    });
+    let mut served = Served::begin(&host, shim.clone());
     let rollback = ["rollback", "demo", "--turn", "2"];
 
     // Soon done: nothing to tell.
@@ -174,5 +153,5 @@ fn what_takes_long_is_told_on_a_terminal_and_nowhere_else() {
     assert_eq!(seen, "");
     assert!(out.contains("\"same\":true"), "{out}");
     host.crab(&rollback).ok();
-    runtime.block_on(server.shutdown()).unwrap();
+    served.end();
 }

@@ -7,9 +7,8 @@
 //!   ^                              of live ones: asked of their shims, which have the writers
 //!   +-- a pause, by what it took
 //! ```
-//! A look costs one `stat` per pack, and a thousand times what it took of a processor passes before the
-//! next one. What
-//! must stay of each sandbox stays (`crab_store::SandboxWriter::collect`), also where that is more
+//! A look costs one `stat` per pack, and a thousand times what it took of a processor passes before
+//! the next one. What must stay of each sandbox stays (`crab_store::SandboxWriter::collect`), also where that is more
 //! than is allowed: that is told, and not tried again before more has come.
 //!
 //! All of it is on a thread of its own and of low priority, since looking at disks blocks.
@@ -31,7 +30,7 @@ use crab_api::{
     ttrpc::{Error, context::with_duration},
 };
 use crab_config::Config;
-use crab_store::{Limits, OpenError, SandboxId, SandboxStore, Store, Wanted, over};
+use crab_store::{OpenError, SandboxId, SandboxStore, Store, Wanted, over};
 use rustix::{
     process::{getpriority_process, setpriority_process},
     time::{ClockId, clock_gettime},
@@ -257,14 +256,9 @@ impl Keeper {
         match store.writer(id) {
             Ok(writer) => {
                 let wanted = Wanted {
-                    limits: Limits {
-                        bytes: Some(room),
-                        ..Limits::default()
-                    },
-                    now_ms: now_ms(),
                     stop: Some(&self.stop.told),
                     yields: true,
-                    ..Wanted::default()
+                    ..Wanted::down_to(room, now_ms())
                 };
                 let done = writer.collect(&wanted)?;
                 Ok(Freed {

@@ -68,6 +68,17 @@ impl Sandbox {
         Ok(PathBuf::from(upper))
     }
 
+    /// Its cgroup in the hierarchy of v2, while it runs.
+    pub fn cgroup(&self) -> Result<PathBuf> {
+        let table = fs::read_to_string(format!("/proc/{}/cgroup", self.pid()?))?;
+        let path = table.lines().find_map(|line| line.strip_prefix("0::/"));
+        let path = path.context("it is in no cgroup of v2")?;
+        let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let mut all = roots.iter().map(|root| Path::new(root).join(path));
+        all.find(|dir| dir.is_dir())
+            .context("its cgroup is not there")
+    }
+
     /// As a crash that takes shim, runtime and everything in the sandbox at once:
     /// SIGKILL to the shim first, then to every process that the sandbox has.
     /// Gives back which these were.

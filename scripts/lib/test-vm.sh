@@ -43,7 +43,7 @@ for name; do
     [ ! -e "$results/$name.status" ] || continue
     sync
     echo "--- $name"
-    # Names have no spaces.
+    # Names have no spaces. At the end of what it reads, `read' says 1.
     read -r -d '' -a only <<<"${filter:-${ONLY[$name]:-}}" || true
     timeout -k 10 $((limit * 2)) "$dir/$name" --test-threads 1 "${only[@]}" 2>&1 | tee "$results/$name.log"
     echo "${PIPESTATUS[0]}" >"$results/$name.status"

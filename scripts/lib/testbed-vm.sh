@@ -145,6 +145,7 @@ run_vm() {
     done
     trap - INT TERM HUP EXIT
     exec {held_out}>&- {held_err}>&-
+    # How a reader ended matters to nobody: what it has read is on its way.
     wait "${readers[@]}" || true
     vm_outcome "$log"
     run_destroy "" vm || STATUS=125

@@ -127,6 +127,18 @@ impl From<FileError> for CollectError {
 }
 
 impl Wanted<'_> {
+    /// No more than so many bytes of packs, at `now_ms` since the Unix epoch.
+    pub fn down_to(bytes: u64, now_ms: u64) -> Self {
+        Self {
+            limits: Limits {
+                bytes: Some(bytes),
+                ..Limits::default()
+            },
+            now_ms,
+            ..Self::default()
+        }
+    }
+
     fn go_on(&self, store: &SandboxStore) -> Result<(), CollectError> {
         let told = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
         if told || self.yields && locks::is_wanted(store)? {

@@ -4,7 +4,7 @@
 //! and how much. What must stay of each stays in any case (collect.rs).
 
 use crate::{
-    Limits, Wanted, collect::bytes_on_disk, error::FileError, id::SandboxId, sandbox::SandboxStore,
+    Wanted, collect::bytes_on_disk, error::FileError, id::SandboxId, sandbox::SandboxStore,
     store::Store,
 };
 
@@ -57,15 +57,7 @@ impl SandboxStore {
             return None;
         }
         let room = left.saturating_sub(over).max(shared);
-        let wanted = Wanted {
-            limits: Limits {
-                bytes: Some(room),
-                ..Limits::default()
-            },
-            now_ms,
-            ..Wanted::default()
-        };
-        let would = self.would_collect(&wanted).ok()?;
+        let would = self.would_collect(&Wanted::down_to(room, now_ms)).ok()?;
         (would.bytes_freed > 0).then_some(room)
     }
 }

@@ -443,6 +443,21 @@ fn an_export_that_ends_early_leaves_no_file() {
     assert!(!out.join("x").exists());
 }
 
+/// What an import writes first.
+fn begun_import(store: &Store) -> SandboxWriter {
+    let writer = store.writer(&id()).unwrap();
+    let origin = ForkRecord {
+        at_ms: 1,
+        from: id(),
+        turn: TurnId(4),
+        checkpoint: TurnId(3),
+    };
+    writer
+        .append(JournalRecord::Fork(origin), Durability::Synced)
+        .unwrap();
+    writer
+}
+
 #[test]
 fn an_import_that_ends_early_leaves_nothing() {
     let (dir, one) = store();
@@ -461,17 +476,7 @@ fn an_import_that_ends_early_leaves_nothing() {
         assert_eq!(two.sandboxes().unwrap(), []);
     }
     // One that was killed before all was there is no sandbox.
-    let writer = two.writer(&id()).unwrap();
-    let origin = ForkRecord {
-        at_ms: 1,
-        from: id(),
-        turn: TurnId(4),
-        checkpoint: TurnId(3),
-    };
-    writer
-        .append(JournalRecord::Fork(origin), Durability::Synced)
-        .unwrap();
-    drop(writer);
+    drop(begun_import(&two));
     import(&two, &file).unwrap();
     assert_eq!(
         two.sandbox(&id()).unwrap().journal().unwrap().records.len(),
@@ -487,16 +492,7 @@ fn an_import_that_was_killed_when_it_had_published_is_done_again() {
     export(&writer, &file);
     let (_elsewhere, two) = store();
     // As it is without the last thing that an import writes.
-    let writer = two.writer(&id()).unwrap();
-    let origin = ForkRecord {
-        at_ms: 1,
-        from: id(),
-        turn: TurnId(4),
-        checkpoint: TurnId(3),
-    };
-    writer
-        .append(JournalRecord::Fork(origin), Durability::Synced)
-        .unwrap();
+    let writer = begun_import(&two);
     checkpoint(&writer, 0, &noise(9, 1000)).unwrap();
     drop(writer);
     let imported = import(&two, &file).unwrap();

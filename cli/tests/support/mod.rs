@@ -5,6 +5,8 @@
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
 
+pub(crate) mod shim;
+
 use std::{
     fs,
     path::PathBuf,

@@ -6,23 +6,23 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-/// Where a shim looks which.
-const FILE: &str = "/run/crab/fail-at";
-
 /// Steps that are asked for, once each, for as long as this is there.
 #[derive(Debug)]
 pub struct Armed(());
 
 impl Armed {
+    /// Where a shim looks which.
+    pub const FILE: &str = "/run/crab/fail-at";
+
     /// A line each, as [`crab_fault`] has them.
     pub fn with(lines: &[&str]) -> Result<Self> {
-        fs::write(FILE, lines.join("\n")).context("arm steps")?;
+        fs::write(Self::FILE, lines.join("\n")).context("arm steps")?;
         Ok(Self(()))
     }
 
     /// What was not met.
     pub fn left(&self) -> Result<String> {
-        Ok(fs::read_to_string(FILE)?)
+        Ok(fs::read_to_string(Self::FILE)?)
     }
 
     /// Each has to have been met.
@@ -35,6 +35,6 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        let _ = fs::remove_file(FILE);
+        let _ = fs::remove_file(Self::FILE);
     }
 }

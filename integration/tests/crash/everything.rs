@@ -2,13 +2,9 @@
 
 //! Shim, runtime and all inside are killed at once, or containerd is.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, process::Command};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use crab_integration::{BUSYBOX, Counter, DEBIAN, ExecOptions, RunOptions, State, Testbed, poll};
 use crab_store::Class;
 
@@ -102,18 +98,6 @@ fn everything_killed_at_once_comes_back_without_processes() -> Result<()> {
     Ok(())
 }
 
-/// The v2 cgroup of a process, as a directory.
-fn cgroup_of(pid: u32) -> Result<PathBuf> {
-    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let path = table.lines().find_map(|line| line.strip_prefix("0::/"));
-    let path = path.context("it is in no v2 cgroup")?;
-    let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
-    let root = roots
-        .into_iter()
-        .find(|root| root.join("cgroup.procs").exists());
-    Ok(root.context("there is no v2 hierarchy")?.join(path))
-}
-
 #[test]
 fn what_is_left_in_its_cgroup_is_no_part_of_a_sandbox_that_comes_back() -> Result<()> {
     let testbed = Testbed::here()?;
@@ -123,7 +107,7 @@ fn what_is_left_in_its_cgroup_is_no_part_of_a_sandbox_that_comes_back() -> Resul
         let sandbox = client.run(DEBIAN, RunOptions::new())?;
         let counter = Counter::start(&crab, &sandbox, 1)?;
         assert_eq!(counter.ask()?.0, 1);
-        let cgroup = cgroup_of(sandbox.pid()?)?;
+        let cgroup = sandbox.cgroup()?;
         // As a CRIU that was killed in the middle of a restore: later than whoever cleaned up.
         sandbox.wait_until_cleaned_up(&sandbox.crash()?)?;
         let mut left = Command::new("sleep").arg("1000").spawn()?;

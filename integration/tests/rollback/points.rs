@@ -7,36 +7,13 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{Client, Crab, DEBIAN, RunOptions, Sandbox, State, Testbed};
+use crab_integration::{Client, Crab, DEBIAN, RunOptions, Sandbox, State, Testbed, crash::Armed};
 use crab_store::Class;
 
 use crate::{
     identity::{Identity, same},
     server::{ask, ask_as_turn, start_server},
 };
-
-/// Where a shim looks which of its points fail.
-const FILE: &str = "/run/crab/fail-at";
-
-/// Points that fail once, for as long as this is there.
-struct Points;
-
-impl Points {
-    fn arm(lines: &[&str]) -> Result<Self> {
-        fs::write(FILE, lines.join("\n")).context("arm points")?;
-        Ok(Self)
-    }
-
-    fn left(&self) -> Result<String> {
-        Ok(fs::read_to_string(FILE)?)
-    }
-}
-
-impl Drop for Points {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(FILE);
-    }
-}
 
 /// Of a rollback that replaces processes.
 const COLD: [&str; 8] = [
@@ -62,7 +39,7 @@ const WARM: [&[&str]; 3] = [
 
 /// A rollback fails there, and the sandbox is what it was.
 fn fails(crab: &Crab, sandbox: &Sandbox, turn: u64, points: &[&str]) -> Result<()> {
-    let armed = Points::arm(points)?;
+    let armed = Armed::with(points)?;
     let refusal = crab.rollback_refusal(sandbox, turn)?;
     ensure!(
         armed.left()?.is_empty(),
@@ -123,7 +100,7 @@ fn whichever_step_fails_the_sandbox_is_as_it_was() -> Result<()> {
     assert_eq!(sandbox.sh_ok("cat /root/f /dev/shm/m")?, "four\nfour");
     same(&Identity::of(&sandbox)?, &before)?;
     // A failure of the warm one alone is none.
-    let armed = Points::arm(&["warm-look"])?;
+    let armed = Armed::with(&["warm-look"])?;
     crab.rollback_verified(&sandbox, one.number())?;
     drop(armed);
     assert_eq!(sandbox.sh_ok("cat /root/f /dev/shm/m")?, "one\none");
@@ -154,7 +131,7 @@ fn a_shim_that_is_killed_half_way_leaves_what_restore_needs() -> Result<()> {
             "{point}"
         );
     }
-    ensure!(!Path::new(FILE).exists());
+    ensure!(!Path::new(Armed::FILE).exists());
     Ok(())
 }
 
@@ -166,7 +143,7 @@ fn processes_never_come_back_to_the_files_of_another_turn() -> Result<()> {
     let sandbox = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
     let one = crab.turn_of(&sandbox, Class::Files, "echo one >/root/f")?;
     crab.turn_of(&sandbox, Class::Files, "echo two >/root/f")?;
-    let armed = Points::arm(&["cold-launch", "cold-undo"])?;
+    let armed = Armed::with(&["cold-launch", "cold-undo"])?;
     let (id, turn) = (sandbox.sandbox_id(), one.number().to_string());
     let said = crab.run(&["rollback", &id, "--turn", &turn, "--cold"])?;
     ensure!(
@@ -194,7 +171,7 @@ fn killed_in_a_rollback(crab: &Crab, client: Client, point: &str) -> Result<(San
     };
     let one = turn("one")?.number();
     turn("two")?;
-    let armed = Points::arm(&[&format!("die {point}")])?;
+    let armed = Armed::with(&[&format!("die {point}")])?;
     let asked = one.to_string();
     let mut args = vec!["rollback", sandbox.name(), "--turn", &asked];
     if point.starts_with("cold") {
