@@ -71,7 +71,9 @@ static __always_inline void log_change(__u64 dev, struct inode *inode)
 		return;
 	place = __sync_fetch_and_add(&log->begun, 1);
 	log->inodes[place & (CRAB_LOGGED - 1)] = upper_of(inode);
-	__sync_fetch_and_add(&log->ended, 1);
+	/* One whose result is wanted orders what is before it; one without does not, on arm64. */
+	place = __sync_fetch_and_add(&log->ended, 1);
+	asm volatile("" : : "r"(place));
 }
 
 #endif

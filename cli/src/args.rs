@@ -270,6 +270,11 @@ pub(crate) enum Command {
         /// this, the next free of <S>-fork1, <S>-fork2, ...
         #[arg(long, value_name = "PATTERN")]
         name: Option<Pattern>,
+        /// Have N copies stand by, paused: the next `crab fork` of this state takes
+        /// them first, which takes a few milliseconds each. Those of another
+        /// state of S are removed; 0 removes all
+        #[arg(long, value_name = "N", conflicts_with = "count", value_parser = clap::value_parser!(u32).range(0..=1000))]
+        warm: Option<u32>,
     },
     /// Show the turns of a sandbox and of its copies as a tree
     ///

@@ -224,6 +224,7 @@ fn damage_text(damage: &Damage) -> String {
         Part::Meta => "record of the sandbox",
         Part::RestoreRequest => "wish to be restored",
         Part::Rollback => "note of a rollback",
+        Part::Spare => "note of a spare copy",
     };
     let path = damage.path.display().to_string();
     let mut text = format!("  {part}: {}: {}", visible(&path), visible(&damage.why));

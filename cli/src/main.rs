@@ -126,9 +126,18 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
             Command::Restore { sandbox, turn } => {
                 restore::run(&context()?, &sandbox, turn.as_ref()).await?
             }
-            Command::Fork { point, count, name } => {
+            Command::Fork {
+                point,
+                count,
+                name,
+                warm,
+            } => {
+                let count = warm.unwrap_or(count);
                 let wish = fork::Wish { point, count, name };
-                let (text, whole) = fork::run(&context()?, wish).await?;
+                let (text, whole) = match warm {
+                    Some(_) => fork::warm(&context()?, wish).await?,
+                    None => fork::run(&context()?, wish).await?,
+                };
                 return Ok((text, end(whole)));
             }
             Command::Tree { sandbox } => tree::run(&context()?, &sandbox)?,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crab_config::Config;
-use crab_store::{Client, JournalRecord, OpenError, SandboxId, SandboxStore, Store, TurnId};
+use crab_store::{Client, JournalRecord, OpenError, SandboxId, SandboxStore, Spare, Store, TurnId};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
@@ -93,11 +93,21 @@ pub(crate) async fn run(context: &Context) -> Result<String, CliError> {
     }
     let mut jobs = jobs::states(&context.config).await;
     for row in &mut rows {
+        if row.state == "paused"
+            && let Some(spare) = spare(store.as_ref(), &row.sandbox)
+        {
+            row.add_note(format!("stands by for crab fork {}", spare.of));
+        }
         row.job = jobs.remove(&row.sandbox.to_string());
     }
     // Of what is in neither store nor shim, only a directory was left.
     rows.retain(|row| (row.in_store || row.state != GONE) && !row.pause);
     context.answer(&Ps { sandboxes: rows }, text)
+}
+
+/// Of what a sandbox that stands still is a copy that is nobody's yet.
+fn spare(store: Option<&Store>, id: &SandboxId) -> Option<Spare> {
+    store?.sandbox(id).ok()?.spare().ok()?
 }
 
 /// What the store knows of a sandbox.

@@ -106,6 +106,8 @@ pub(crate) async fn run(
             return Err(CliError::failed(what, why, advice));
         }
     };
+    // Whoever asks for it by its name has it.
+    let _ = sandbox.take_spare();
     let restored = Back {
         sandbox: id,
         turn,

@@ -109,6 +109,10 @@ fn io_error<'a>(
     }
 }
 
+/// The largest page map that is looked at, in bytes: of some millions of pages, none beside the
+/// other.
+const LARGEST_MAP: u64 = 64 << 20;
+
 /// An image of the same sandbox that is in the store already.
 #[derive(Clone, Copy)]
 pub struct EarlierImage<'a> {
@@ -123,11 +127,15 @@ impl EarlierImage<'_> {
     fn windows(&self, page_map: &str) -> Earlier {
         let named = |name: &str| self.image.files.iter().find(|file| file.name == name);
         let read = || -> Option<Earlier> {
+            let page_map = named(page_map)?;
+            if page_map.size > LARGEST_MAP {
+                return None;
+            }
             let mut bytes = Vec::new();
-            for segment in &named(page_map)?.content {
+            for segment in &page_map.content {
                 bytes.extend(self.reader.get(segment.digest).ok()?);
             }
-            let map = PageMap::of(&bytes)?;
+            let map = PageMap::of(&bytes, |file| Some(named(file)?.size))?;
             Some(earlier(named(&map.file)?, &map.windows))
         };
         // What cannot be read only makes the image larger.
@@ -157,7 +165,8 @@ pub fn persist(
     for name in names.iter().filter(|name| PageMap::is_named(name)) {
         let path = dir.join(name);
         let bytes = fs::read(&path).map_err(io_error("read", &path))?;
-        if let Some(map) = PageMap::of(&bytes) {
+        let size = |file: &str| Some(fs::symlink_metadata(dir.join(file)).ok()?.len());
+        if let Some(map) = PageMap::of(&bytes, size) {
             maps.insert(map.file.clone(), (name.clone(), map));
         }
     }
@@ -173,7 +182,7 @@ pub fn persist(
                 content,
             });
         };
-        match maps.get(&name).filter(|(_, map)| map.len() == size) {
+        match maps.get(&name) {
             Some((page_map, map)) => {
                 let windows = before.map_or_else(Earlier::new, |b| b.windows(page_map));
                 let pages = pack.put_pages(&file, &map.windows, &windows)?;

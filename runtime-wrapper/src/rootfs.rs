@@ -91,6 +91,12 @@ impl RootFs {
     /// # Errors
     /// When it is nothing that can be captured and put back.
     pub fn find(path: &Path) -> Result<Self, RootError> {
+        // The kernel's table has the places of mounts without symlinks.
+        let path = &path.canonicalize().map_err(|source| RootError::Io {
+            verb: "find",
+            path: path.into(),
+            source,
+        })?;
         match OverlayMount::find(std::process::id(), path) {
             Ok(overlay) => Ok(Self::Overlay(overlay)),
             Err(

@@ -32,6 +32,7 @@ use crate::{
     sandbox::{
         MANIFEST, META, META_FILE, RESTORE, RESTORE_FILE, RestoreRequest, SandboxMeta, SandboxStore,
     },
+    spare::{SPARE, SPARE_FILE, Spare},
     tags::{TAG, Tag},
     writer::packs,
 };
@@ -59,6 +60,8 @@ pub enum Part {
     RestoreRequest,
     /// The note of a rollback that is not over.
     Rollback,
+    /// The note that a copy is nobody's yet.
+    Spare,
 }
 
 /// Something that is not as it was written.
@@ -434,6 +437,8 @@ impl Look {
         if let Some(note) = note.flatten() {
             promise(self, part, &store.dir().join(ROLLBACK_FILE), note.before);
         }
+        // What it names is another sandbox's, which may be gone.
+        let _: Option<Spare> = self.small(store, Part::Spare, SPARE_FILE, &SPARE);
         Ok(())
     }
 

@@ -15,6 +15,7 @@
 //!     ├── tags/<name>.json      turns whose checkpoint is to stay     (tags.rs)
 //!     ├── damaged/<n>/          what a repair put aside             (repair.rs)
 //!     ├── rollback              files are being put back (rollback.rs)
+//!     ├── spare                 a copy that is nobody's yet (spare.rs)
 //!     └── restore               wish of `crab restore`, taken by the next start
 //! ```
 //!
@@ -73,6 +74,7 @@ mod repair;
 mod retention;
 mod rollback;
 mod sandbox;
+mod spare;
 mod sparse;
 mod stamp;
 mod store;
@@ -117,6 +119,7 @@ pub use repair::Repaired;
 pub use retention::Limits;
 pub use rollback::RollbackBegun;
 pub use sandbox::{Client, Manifests, RestoreRequest, SandboxMeta, SandboxStore};
+pub use spare::Spare;
 pub use sparse::{holds, next_data, read_full};
 pub use stamp::Stamp;
 pub use store::{DEFAULT_ROOT, Store};

@@ -259,7 +259,8 @@ impl Repair<'_> {
 
     /// Tags and wishes, now that it is known which checkpoints are left.
     fn promises(&mut self, found: &Checked) -> Result<(), FileError> {
-        self.all_of(found, &[Part::Tag, Part::RestoreRequest, Part::Rollback])
+        let parts = [Part::Tag, Part::RestoreRequest, Part::Rollback, Part::Spare];
+        self.all_of(found, &parts)
     }
 
     fn all_of(&mut self, found: &Checked, parts: &[Part]) -> Result<(), FileError> {

@@ -341,7 +341,7 @@ impl SandboxStore {
         request
     }
 
-    fn write_small<T: Serialize>(
+    pub(crate) fn write_small<T: Serialize>(
         &self,
         name: &str,
         envelope: &Envelope,

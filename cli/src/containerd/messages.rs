@@ -163,7 +163,7 @@ pub(crate) struct CreateTask {
     pub(crate) terminal: bool,
 }
 
-/// Start, Get and Delete of a task.
+/// Start, Pause, Resume, Get and Delete of a task.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ByContainer {
     #[prost(string, tag = "1")]

@@ -250,6 +250,20 @@ impl Containerd {
         Ok(self.call::<_, Started>(method, of_task(id)).await?.pid)
     }
 
+    /// Stops a task's processes where they are.
+    pub(crate) async fn pause_task(&self, id: &str) -> Result<(), Refusal> {
+        let method = "/containerd.services.tasks.v1.Tasks/Pause";
+        self.call::<_, Empty>(method, of_task(id)).await?;
+        Ok(())
+    }
+
+    /// Lets them go on.
+    pub(crate) async fn resume_task(&self, id: &str) -> Result<(), Refusal> {
+        let method = "/containerd.services.tasks.v1.Tasks/Resume";
+        self.call::<_, Empty>(method, of_task(id)).await?;
+        Ok(())
+    }
+
     /// Ends a task, if there is one, and removes it.
     pub(crate) async fn end_task(&self, id: &str) -> Result<(), Refusal> {
         let kill = KillTask {

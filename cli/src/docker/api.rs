@@ -92,6 +92,24 @@ impl Docker {
         self.call(Method::POST, &path, None).await.map(drop)
     }
 
+    /// Stops a container's processes where they are.
+    pub(crate) async fn pause(&self, container: &str) -> Result<(), Refusal> {
+        let path = format!("/containers/{container}/pause");
+        self.call(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Lets them go on.
+    pub(crate) async fn unpause(&self, container: &str) -> Result<(), Refusal> {
+        let path = format!("/containers/{container}/unpause");
+        self.call(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Gives a container another name.
+    pub(crate) async fn rename(&self, container: &str, name: &str) -> Result<(), Refusal> {
+        let path = format!("/containers/{container}/rename?name={name}");
+        self.call(Method::POST, &path, None).await.map(drop)
+    }
+
     /// Removes a container with its anonymous volumes, whatever its state.
     pub(crate) async fn remove(&self, container: &str) -> Result<(), Refusal> {
         let path = format!("/containers/{container}?force=1&v=1");

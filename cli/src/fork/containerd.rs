@@ -18,7 +18,7 @@ use crab_store::{SandboxId, layer_of};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{maker::Draft, spec};
-use crate::containerd::{Container, Containerd, Mount, Stdio};
+use crate::containerd::{Container, Containerd, Mount, Refusal, Stdio};
 
 /// Where clients of containerd put the FIFOs of a task.
 const FIFOS: &str = "/run/containerd/fifo";
@@ -117,7 +117,7 @@ impl Original {
             upper,
             parts: Some(Parts {
                 snapshotter,
-                fifos: Path::new(FIFOS).join(format!("crab-{}-{name}", std::process::id())),
+                fifos: fifos_of(name),
                 rootfs,
             }),
         })
@@ -141,11 +141,36 @@ impl Original {
         let mut done = self.api.end_task(name).await;
         if let Some(parts) = &draft.parts {
             let removed = self.api.remove_snapshot(&parts.snapshotter, name).await;
-            done = done.and(removed);
+            done = done.and(unless_gone(removed));
             let _ = fs::remove_dir_all(&parts.fifos);
         }
         let deleted = self.api.delete_container(name).await;
-        done.and(deleted).map_err(String::from)
+        done.and(unless_gone(deleted)).map_err(String::from)
+    }
+
+    pub(super) async fn pause(&self, name: &str) -> Result<(), String> {
+        Ok(self.api.pause_task(name).await?)
+    }
+
+    pub(super) async fn resume(&self, name: &str) -> Result<(), String> {
+        Ok(self.api.resume_task(name).await?)
+    }
+
+    /// What belongs to a copy that another process has made.
+    pub(super) fn parts_of(&self, name: &str) -> Parts {
+        let dirs = fs::read_dir(FIFOS).into_iter().flatten().flatten();
+        let mut dirs = dirs.filter(|dir| {
+            let dir = dir.file_name();
+            let maker = dir.to_str().and_then(|dir| dir.strip_prefix("crab-"));
+            let of = maker.and_then(|maker| maker.split_once('-'));
+            of.is_some_and(|(_, of)| of == name)
+        });
+        let fifos = dirs.next().map(|dir| dir.path());
+        Parts {
+            snapshotter: self.record.snapshotter.clone(),
+            fifos: fifos.unwrap_or_else(|| fifos_of(name)),
+            rootfs: Vec::new(),
+        }
     }
 
     /// FIFOs as `ctr` makes them, so that `ctr task attach` finds them.
@@ -171,4 +196,17 @@ impl Original {
         }
         Ok(stdio)
     }
+}
+
+/// What is not there need not be taken away.
+fn unless_gone(done: Result<(), Refusal>) -> Result<(), Refusal> {
+    match done {
+        Err(refusal) if refusal.is_not_found() => Ok(()),
+        done => done,
+    }
+}
+
+/// Where this process puts the FIFOs of a copy.
+fn fifos_of(name: &str) -> PathBuf {
+    Path::new(FIFOS).join(format!("crab-{}-{name}", std::process::id()))
 }

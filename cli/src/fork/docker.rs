@@ -71,8 +71,30 @@ impl Original {
             .ok_or_else(|| "it was started, and stopped at once".to_owned())
     }
 
+    pub(super) async fn pause(&self, id: &str) -> Result<(), String> {
+        Ok(self.api.pause(id).await?)
+    }
+
+    pub(super) async fn resume(&self, id: &str) -> Result<(), String> {
+        Ok(self.api.unpause(id).await?)
+    }
+
+    pub(super) async fn rename(&self, id: &str, name: &str) -> Result<(), String> {
+        Ok(self.api.rename(id, name).await?)
+    }
+
+    pub(super) async fn name_of(&self, id: &str) -> Result<String, String> {
+        let now = self.api.inspect(id).await?;
+        let name = now["Name"].as_str().unwrap_or_default();
+        Ok(name.trim_start_matches('/').to_owned())
+    }
+
     pub(super) async fn undo(&self, draft: &Draft) -> Result<(), String> {
-        Ok(self.api.remove(draft.id.id()).await?)
+        match self.api.remove(draft.id.id()).await {
+            // What is not there need not be taken away.
+            Err(refusal) if refusal.status == Some(StatusCode::NOT_FOUND) => Ok(()),
+            done => Ok(done?),
+        }
     }
 }
 

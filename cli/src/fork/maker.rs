@@ -75,4 +75,54 @@ impl Maker {
             Self::Docker(original) => original.undo(draft).await,
         }
     }
+
+    /// Stops the processes of a container where they are.
+    pub(super) async fn pause(&self, id: &SandboxId) -> Result<(), String> {
+        match self {
+            Self::Containerd(original) => original.pause(id.id()).await,
+            Self::Docker(original) => original.pause(id.id()).await,
+        }
+    }
+
+    /// Lets them go on.
+    pub(super) async fn resume(&self, id: &SandboxId) -> Result<(), String> {
+        match self {
+            Self::Containerd(original) => original.resume(id.id()).await,
+            Self::Docker(original) => original.resume(id.id()).await,
+        }
+    }
+
+    /// Whether a container can get another name.
+    pub(super) fn can_rename(&self) -> bool {
+        matches!(self, Self::Docker(_))
+    }
+
+    /// Gives it another name.
+    pub(super) async fn rename(&self, id: &SandboxId, name: &str) -> Result<(), String> {
+        match self {
+            Self::Containerd(_) => Err("containerd's containers keep their names".to_owned()),
+            Self::Docker(original) => original.rename(id.id(), name).await,
+        }
+    }
+
+    /// What its client calls it.
+    pub(super) async fn name_of(&self, id: &SandboxId) -> Result<String, String> {
+        match self {
+            Self::Containerd(_) => Ok(id.id().to_owned()),
+            Self::Docker(original) => original.name_of(id.id()).await,
+        }
+    }
+
+    /// A copy that another `crab fork` has made, as far as it can be taken away again.
+    pub(super) fn draft_of(&self, id: &SandboxId) -> Draft {
+        Draft {
+            id: id.clone(),
+            name: id.id().to_owned(),
+            upper: None,
+            parts: match self {
+                Self::Containerd(original) => Some(original.parts_of(id.id())),
+                Self::Docker(_) => None,
+            },
+        }
+    }
 }

@@ -8,6 +8,7 @@
 //!   steps      die at every step in the list of crab-fault, one after the other
 //!   kills      SIGKILL to a shim, crabd, runc, CRIU or `crab gc` at random instants
 //!   power      the whole machine loses its power at a step of a publication, or at a random instant
+//!   full       the disk of the store fills up in the middle of anything
 //! damage     bits flipped and files cut in copies of a store
 //! ```
 //! After each death the store is read past Crab's commands, `crab fsck` has to find nothing,
@@ -16,6 +17,7 @@
 
 mod armed;
 mod damage;
+mod full;
 mod kills;
 mod power;
 mod state;
@@ -24,6 +26,7 @@ mod subject;
 
 pub use armed::Armed;
 pub use damage::{Damaged, damage};
+pub use full::{Filled, full};
 pub use kills::{Killed, kills};
 pub use power::{Cut, power};
 pub use steps::{Extent, Stepped, steps};

@@ -380,6 +380,26 @@ impl Subject {
         self.crab.last_turn(&self.sandbox)
     }
 
+    /// After a command whose turn may have no checkpoint: it has one now, or the next one has it.
+    pub(super) fn settle(&mut self, number: u64) -> Result<()> {
+        let before = self.now;
+        self.now = number;
+        self.crab(&["checkpoint"])?;
+        self.fsck()?;
+        self.check_store(&[before, number], false)?;
+        let newest = self.newest()?;
+        self.compare(newest, self.counts[&number].is_some())
+    }
+
+    /// After a rollback that was over.
+    pub(super) fn arrive(&mut self, turn: u64) -> Result<()> {
+        let now = self.now;
+        self.check_store(&[now], false)?;
+        let state = self.known.get(&turn).copied().flatten();
+        let processes = state.is_some_and(|state| self.counts[&state].is_some());
+        self.compare(turn, processes)
+    }
+
     /// Rolls back to a checkpoint, and compares.
     pub fn roll_back(&mut self, turn: u64) -> Result<()> {
         let back = self.crab.rollback(&self.sandbox, turn)?;

@@ -5,10 +5,10 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, RunOptions, Sandbox, Swapped, Testbed, poll, processes};
+use crab_integration::{BUSYBOX, Mounted, RunOptions, Sandbox, Swapped, Testbed, poll, processes};
 use crab_store::Class;
 
-use crate::{lines_of_turns, lives, mounted::Mounted};
+use crate::{lines_of_turns, lives};
 
 /// How long a shim expects a crabd that is late.
 const LATE_LIMIT: Duration = Duration::from_secs(60);

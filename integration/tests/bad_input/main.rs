@@ -6,7 +6,6 @@
 mod crabd;
 mod criu;
 mod mistakes;
-mod mounted;
 mod storage;
 
 use std::time::Duration;

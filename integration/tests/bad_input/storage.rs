@@ -2,55 +2,20 @@
 
 //! A root that is no overlay, and a disk that is full: no checkpoints, and no harm.
 
-use std::fs;
-
-use anyhow::{Context, Result, ensure};
-use crab_integration::{DEBIAN, EACH_EXEC_A_TURN, RunOptions, Swapped, Testbed, Tool};
+use anyhow::{Context, Result};
+use crab_integration::{DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed};
 use crab_store::Class;
 
-use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, mounted::Mounted, refuses};
+use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, refuses};
 
 /// A store of its own on a small disk, for sandboxes that start while it lasts.
-struct SmallStore {
-    _config: Swapped,
-    _disk: Mounted,
+fn small_store() -> Result<(SmallDisk, Swapped)> {
+    let disk = SmallDisk::new(12, SMALL)?;
+    let config = format!("store = \"{SMALL}/store\"\n{EACH_EXEC_A_TURN}");
+    Ok((disk, Swapped::with(CONFIG, &config)?))
 }
 
 const SMALL: &str = "/mnt/small";
-
-impl SmallStore {
-    fn new(mib: u32) -> Result<Self> {
-        fs::create_dir_all(SMALL)?;
-        let size = format!("size={mib}m");
-        let disk = Mounted::new(&["-t", "tmpfs", "-o", &size, "small"], SMALL)?;
-        let config = format!("store = \"{SMALL}/store\"\n{EACH_EXEC_A_TURN}");
-        Ok(Self {
-            _disk: disk,
-            _config: Swapped::with(CONFIG, &config)?,
-        })
-    }
-
-    fn grow(&self, mib: u32) -> Result<()> {
-        let option = format!("remount,size={mib}m");
-        Tool::new("mount")
-            .args(["-o", &option, SMALL])
-            .run()?
-            .ok()?;
-        Ok(())
-    }
-
-    /// To the last byte.
-    fn fill(&self) -> Result<()> {
-        let to = format!("of={SMALL}/filling");
-        let said = Tool::new("dd").args(["if=/dev/zero", &to, "bs=4k"]).run()?;
-        ensure!(said.stderr.contains("No space left"), "{}", said.stderr);
-        Ok(())
-    }
-
-    fn free(&self) -> Result<()> {
-        fs::remove_file(format!("{SMALL}/filling")).context("free the disk")
-    }
-}
 
 #[test]
 fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
@@ -58,7 +23,7 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
     let _alone = testbed.alone();
     let crab = testbed.crab();
     for client in testbed.clients() {
-        let disk = SmallStore::new(12)?;
+        let (disk, _config) = small_store()?;
         let sandbox = client.run(DEBIAN, RunOptions::new())?;
         let id = sandbox.sandbox_id();
         let first = crab.turn_of(&sandbox, Class::Files, "echo 1 >/root/f")?;
@@ -86,7 +51,7 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
         assert!(turn.failed.is_some(), "{turn:?}");
 
         // Not even the journal can be written.
-        disk.fill()?;
+        disk.fill_but(0)?;
         let said = sandbox.sh("echo 3 >/root/f; exit 7")?;
         assert_eq!(said.status, 7);
         refuses(&crab, &["checkpoint", &id], REFUSED, &["space"])?;
@@ -96,7 +61,7 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
         // The older checkpoint is still one, as soon as a wish for it can be noted.
         sandbox.stop()?;
         // With what the end has given back.
-        disk.fill()?;
+        disk.fill_but(0)?;
         refuses(&crab, &["restore", &id], FAILED, &full)?;
         disk.free()?;
         crab.restore(&sandbox, None)?;

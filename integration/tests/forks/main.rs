@@ -6,3 +6,4 @@ mod copies;
 mod failing;
 mod rollout;
 mod shared;
+mod spares;

@@ -28,12 +28,14 @@ impl PageMap {
         name.starts_with("pagemap-") && Path::new(name).extension().is_some_and(|e| e == "img")
     }
 
-    /// Reads one; nothing if it is of another kind, or holds pages more than once or in no
-    /// order.
-    pub(super) fn of(image: &[u8]) -> Option<Self> {
+    /// Reads one; nothing if it is of another kind, holds pages more than once or in no
+    /// order, or tells of other pages than the file of `size` bytes has room for. An image
+    /// that was imported may claim anything.
+    pub(super) fn of(image: &[u8], size: impl FnOnce(&str) -> Option<u64>) -> Option<Self> {
         let all = parse(image, MAGIC)?;
         let (head, entries) = all.split_first()?;
-        let id = field(head, 1)?.number()?;
+        let file = format!("pages-{}.img", field(head, 1)?.number()?);
+        let size = size(&file)?;
         let mut windows: Vec<Window> = Vec::new();
         let (mut offset, mut end) = (0, 0);
         for entry in entries {
@@ -62,20 +64,12 @@ impl PageMap {
                 }
                 offset += u64::from(len);
                 at += u64::from(len);
+                if offset > size {
+                    return None;
+                }
             }
         }
-        Some(Self {
-            file: format!("pages-{id}.img"),
-            windows,
-        })
-    }
-
-    /// The length of the file that it describes.
-    pub(super) fn len(&self) -> u64 {
-        self.windows
-            .iter()
-            .map(|window| u64::from(window.len))
-            .sum()
+        (offset == size).then_some(Self { file, windows })
     }
 }
 
@@ -84,7 +78,7 @@ mod tests {
     use super::*;
     use crate::criu::records::{image, put_number};
 
-    fn map(entries: &[(u64, u64, u64)]) -> Option<PageMap> {
+    fn image_of(entries: &[(u64, u64, u64)]) -> Vec<u8> {
         let mut head = Vec::new();
         put_number(&mut head, 1, 7);
         let mut all = vec![head];
@@ -95,7 +89,17 @@ mod tests {
             put_number(&mut entry, 4, *flags);
             all.push(entry);
         }
-        PageMap::of(&image(MAGIC, &all))
+        image(MAGIC, &all)
+    }
+
+    /// With as many pages in the file as it tells of.
+    fn map(entries: &[(u64, u64, u64)]) -> Option<PageMap> {
+        let there = entries.iter().filter(|(_, _, flags)| flags & PRESENT != 0);
+        let pages = there.fold(0u64, |sum, (_, pages, _)| sum.saturating_add(*pages));
+        PageMap::of(&image_of(entries), |file| {
+            assert_eq!(file, "pages-7.img");
+            Some(pages.saturating_mul(PAGE as u64))
+        })
     }
 
     #[test]
@@ -119,7 +123,6 @@ mod tests {
             window(3 * WINDOW, 4, 32),
         ];
         assert_eq!(map.windows, windows);
-        assert_eq!(map.len(), 36 * page);
     }
 
     #[test]
@@ -130,12 +133,23 @@ mod tests {
     }
 
     #[test]
+    fn what_tells_of_other_pages_than_there_are_is_no_map() {
+        let page = PAGE as u64;
+        let claims = image_of(&[(0, 1 << 50, PRESENT)]);
+        assert!(PageMap::of(&claims, |_| Some(2 * page)).is_none());
+        let one = image_of(&[(0, 1, PRESENT)]);
+        assert!(PageMap::of(&one, |_| Some(page)).is_some());
+        assert!(PageMap::of(&one, |_| Some(2 * page)).is_none());
+        assert!(PageMap::of(&one, |_| None).is_none());
+    }
+
+    #[test]
     fn what_is_in_no_order_is_no_map() {
         let page = PAGE as u64;
         assert!(map(&[(page, 2, PRESENT), (2 * page, 1, PRESENT)]).is_none());
         assert!(map(&[(5, 1, PRESENT)]).is_none());
         assert!(map(&[(0, u64::MAX, PRESENT)]).is_none());
-        assert!(PageMap::of(b"nonsense").is_none());
+        assert!(PageMap::of(b"nonsense", |_| Some(0)).is_none());
         assert!(PageMap::is_named("pagemap-shmem-3.img") && !PageMap::is_named("pages-1.img"));
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
-use crab_runtime::overlay::{OverlayError, OverlayMount};
+use crab_runtime::{
+    overlay::{OverlayError, OverlayMount},
+    rootfs::RootFs,
+};
 
 use crate::harness::{Bench, Mounted, shell, skipped};
 
@@ -33,6 +36,18 @@ fn a_mounted_overlay_is_found_and_mounted_again() {
     bench.turn("test $(cat a b | tr -d '\\n') = 13");
     let again = find(&bench.path("merged")).unwrap();
     assert_eq!(OverlayMount { dev, ..again }, mount);
+}
+
+#[test]
+fn an_overlay_is_found_by_a_path_with_a_symlink_in_it() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new(|one, _| shell(one, "echo 1 >a"));
+    let link = bench.path("link");
+    std::os::unix::fs::symlink(".", &link).unwrap();
+    let found = RootFs::find(&link.join("merged")).unwrap();
+    assert_eq!(found, RootFs::Overlay(bench.mount.clone()));
 }
 
 #[test]

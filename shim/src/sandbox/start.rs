@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -84,6 +84,21 @@ impl EndingConnections {
     }
 }
 
+/// Whether another namespace has a container of the same id: with a cgroup that the client
+/// named, it may be the same one. containerd has bundles at `<state>/<namespace>/<id>`.
+fn has_namesake(bundle: &Path) -> bool {
+    let (Some(id), Some(namespace)) = (bundle.file_name(), bundle.parent()) else {
+        return false;
+    };
+    let namespaces = namespace.parent().map(fs::read_dir);
+    let Some(Ok(namespaces)) = namespaces else {
+        return false;
+    };
+    namespaces
+        .flatten()
+        .any(|other| other.path() != namespace && other.path().join(id).exists())
+}
+
 /// A process that the runtime has made.
 pub(crate) struct Launched {
     pub(crate) pid: i32,
@@ -150,8 +165,9 @@ impl Container {
             Ok((pid, console.map(ConsoleSocket::receive).transpose()?))
         })
         .await?;
-        if let Some(ending) = ending {
-            ending.done()?;
+        if let Some(Err(error)) = ending.map(EndingConnections::done) {
+            // It runs; its next image will lack connections.
+            tracing::warn!(error = %format!("{error:#}"), "what CRIU is told stays as for a copy");
         }
         if let Some(output) = output {
             client.relay(output);
@@ -175,13 +191,14 @@ impl Container {
             self.id.clone(),
             self.bundle.cgroup_path(self.runtime.systemd_cgroup),
         );
+        let bundle = self.bundle.dir().to_path_buf();
         let emptied = blocking(move || {
             let Some(cgroup) = path.as_deref().map(Cgroup::at).transpose()?.flatten() else {
                 return Ok(());
             };
             // One that others may share is none of its own.
             let left = cgroup.processes()?;
-            if left.is_empty() || !cgroup.names(id.id()) {
+            if left.is_empty() || !cgroup.names(id.id()) || has_namesake(&bundle) {
                 return Ok(());
             }
             tracing::warn!(
@@ -361,5 +378,24 @@ impl Container {
         let turns = self.turns().context("the container is not set up")?;
         client.begin_input(turns.gate(exec));
         Ok(launched)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_container_of_the_same_id_in_another_namespace_is_a_namesake() {
+        let state = tempfile::tempdir().unwrap();
+        let bundle = |name: &str| {
+            let dir = state.path().join(name);
+            fs::create_dir_all(&dir).unwrap();
+            dir
+        };
+        let (own, _) = (bundle("default/a"), bundle("moby/b"));
+        assert!(!has_namesake(&own));
+        bundle("moby/a");
+        assert!(has_namesake(&own));
     }
 }

@@ -51,6 +51,7 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
         let mut steps = ["container", "history", "start"].map(|step| (step, Series::default()));
         let (mut one, mut one_files) = (Series::default(), Series::default());
         let (mut many, mut many_files) = (Series::default(), Series::default());
+        let mut warm = Series::default();
         for round in 0..rounds {
             let (took, made, said) = fork(&crab, client, &at, 1)?;
             for (step, series) in &mut steps {
@@ -59,6 +60,12 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
             }
             ensure!(Counter::of(&crab, &made[0]).ask()?.0 == count + 1);
             one.push_ms(took);
+            made.into_iter().try_for_each(Sandbox::remove)?;
+            crab.fork(client, &at, &["--warm", "1"])?;
+            let (took, made, said) = fork(&crab, client, &at, 1)?;
+            ensure!(said["forks"][0]["warm"] == true, "{said}");
+            ensure!(Counter::of(&crab, &made[0]).ask()?.0 == count + 1);
+            warm.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
             let (took, made, _) = fork(&crab, client, &files.sandbox_id(), 1)?;
             one_files.push_ms(took);
@@ -83,10 +90,12 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
         if docker {
             measured.detail("fork under Docker: full, ms p50", one.quantile(0.5));
             measured.detail("fork under Docker: files, ms p50", one_files.quantile(0.5));
+            measured.detail("fork under Docker: made in advance, ms p50", warm.quantile(0.5));
             continue;
         }
         measured.enter("fork1_full_ms_p50", one.quantile(0.5));
         measured.enter("fork1_ms_p50", one_files.quantile(0.5));
+        measured.enter("fork1_warm_ms_p50", warm.quantile(0.5));
         measured.enter("fork16_full_s", many.quantile(0.5) / 1e3);
         measured.enter("fork16_s", many_files.quantile(0.5) / 1e3);
         measured.detail(

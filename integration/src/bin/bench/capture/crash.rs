@@ -6,11 +6,13 @@
 use anyhow::Result;
 use crab_integration::{
     Testbed,
-    crash::{Extent, damage, kills, steps},
+    crash::{Extent, damage, full, kills, steps},
 };
 
 use super::{Measured, Plan};
 
+/// So often the disk of the store is filled.
+const FULL: usize = 150;
 /// So often something of a store is damaged.
 const DAMAGED: usize = 5000;
 
@@ -24,10 +26,16 @@ pub(super) fn measure(testbed: &Testbed, plan: &Plan, measured: &mut Measured) -
     for (victim, times) in &killed.by {
         measured.detail(format!("kills: {victim}"), *times as f64);
     }
-    for lost in stepped.lost.iter().chain(&killed.lost) {
-        eprintln!("lost: {lost}");
-    }
-    let lost = stepped.lost.len() + killed.lost.len();
+    let filled = full(testbed, FULL, plan.seed)?;
+    measured.detail("disk: filled", filled.rounds as f64);
+    measured.detail("disk: too full", filled.kept_out as f64);
+    let lost = [&stepped.lost, &killed.lost, &filled.lost].map(|lost| {
+        for lost in lost {
+            eprintln!("lost: {lost}");
+        }
+        lost.len()
+    });
+    let lost: usize = lost.iter().sum();
     measured.enter("lost", lost as f64);
     let damaged = damage(testbed, DAMAGED, plan.seed)?;
     for (kind, times) in &damaged.by {
