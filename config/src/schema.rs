@@ -414,7 +414,7 @@ pub const SETTINGS: &[Setting] = &[
             min: 0,
             max: i64::MAX as u64,
         },
-        what: "How much disk the checkpoints of all sandboxes may need together; the oldest of those that are gone go first. crabd looks at it every few seconds, `crab gc` when it is called. 0: any amount.",
+        what: "How much disk the checkpoints of all sandboxes may need together; the oldest of those that are gone go first. crabd, which reads this when it starts, looks at it every few seconds, `crab gc` when it is called. 0: any amount.",
         otherwise: "",
         per_sandbox: PerSandbox::No,
         field: Field::Number(|config| &mut config.retention.host_max_bytes),

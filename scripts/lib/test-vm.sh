@@ -42,7 +42,7 @@ fi
 for name; do
     [ ! -e "$results/$name.status" ] || continue
     sync
-    echo "--- $name"
+    echo "--- $name (after $SECONDS s)"
     # Names have no spaces. At the end of what it reads, `read' says 1.
     read -r -d '' -a only <<<"${filter:-${ONLY[$name]:-}}" || true
     timeout -k 10 $((limit * 2)) "$dir/$name" --test-threads 1 "${only[@]}" 2>&1 | tee "$results/$name.log"

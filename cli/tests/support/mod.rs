@@ -11,6 +11,7 @@ use std::{
     fs,
     path::PathBuf,
     process::{Command, Output},
+    time::Duration,
 };
 
 use crab_store::*;
@@ -95,7 +96,9 @@ impl Host {
 
     pub(crate) fn writer(&self, id: &str) -> SandboxWriter {
         let store = Store::create(self.path("store")).unwrap();
-        store.writer(&id.parse().unwrap()).unwrap()
+        // A program that another test is about to run has what is open here until it runs.
+        let patience = Duration::from_secs(10);
+        store.writer_within(&id.parse().unwrap(), patience).unwrap()
     }
 
     /// A sandbox with turns of every class, a failure and a rollback.
@@ -107,8 +110,6 @@ impl Host {
 
     /// The same, made by a client.
     pub(crate) fn history(&self, id: &str, client: Client) {
-        // One writer for all of it: a program that another test is about to run has
-        // the lock, too, until then.
         let writer = self.writer(id);
         writer
             .set_meta(&SandboxMeta {

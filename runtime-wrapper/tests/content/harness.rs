@@ -61,6 +61,8 @@ pub(crate) struct Subject {
 impl Subject {
     pub(crate) fn start(name: &str, command: &mut Command) -> Self {
         let directories = Directories::make(&format!("crab-content-{}-{name}", std::process::id()));
+        // A file that the tests' own output goes to would move beneath it.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
         for dir in &directories.0 {
             fs::write(dir.join("cgroup.procs"), child.id().to_string()).unwrap();
@@ -77,10 +79,7 @@ impl Subject {
     /// Python that does what each line of its stdin says, and says so on its stdout.
     pub(crate) fn python(name: &str, script: &str) -> Self {
         let mut command = Command::new("python3");
-        command
-            .args(["-S", "-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null());
+        command.args(["-S", "-c", script]).stdin(Stdio::piped());
         Self::start(name, &mut command)
     }
 

@@ -18,10 +18,7 @@ const WAITS: &[i64] = &[
 
 fn stays_the_same(name: &str, program: &str, args: &[&str]) {
     let mut command = Command::new(program);
-    command
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null());
+    command.args(args).stdin(Stdio::piped());
     let subject = Subject::start(name, &mut command);
     subject.wait_for(WAITS);
     // An interpreter that watches its program to make it faster does so for a while.

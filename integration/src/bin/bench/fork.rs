@@ -90,7 +90,10 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
         if docker {
             measured.detail("fork under Docker: full, ms p50", one.quantile(0.5));
             measured.detail("fork under Docker: files, ms p50", one_files.quantile(0.5));
-            measured.detail("fork under Docker: made in advance, ms p50", warm.quantile(0.5));
+            measured.detail(
+                "fork under Docker: made in advance, ms p50",
+                warm.quantile(0.5),
+            );
             continue;
         }
         measured.enter("fork1_full_ms_p50", one.quantile(0.5));
