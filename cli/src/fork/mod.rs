@@ -38,6 +38,7 @@ pub(crate) use self::names::Pattern;
 use crate::{
     context::Context,
     error::{CliError, Code},
+    interrupt,
     live::{Live, NoAnswer, WORK_TIMEOUT, refusal},
     named::TurnName,
     output::{duration, now_ms, visible},
@@ -253,7 +254,8 @@ async fn state(
 async fn all(template: &Arc<Template>, names: Vec<String>, phase: &Phase) -> Vec<Copied> {
     let cores = available_parallelism().map_or(1, usize::from);
     let places = Arc::new(Semaphore::new(cores * AT_ONCE));
-    let stop = until_interrupted();
+    // What is half made then is taken away.
+    let stop = interrupt::told();
     let mut tasks = JoinSet::new();
     let count = names.len();
     phase.at(0, count);
@@ -395,19 +397,6 @@ async fn forget(store: &Store, id: &SandboxId) -> Result<(), String> {
             Err(error) => return Err(error.to_string()),
         }
     }
-}
-
-/// Turns true when the user has lost patience: what is half made is taken away then.
-fn until_interrupted() -> watch::Receiver<bool> {
-    let (interrupted, stop) = watch::channel(false);
-    tokio::spawn(async move {
-        if crate::interrupt::wait().await {
-            let _ = interrupted.send(true);
-        }
-        // Kept: who waits for it must not see it closed.
-        interrupted.closed().await;
-    });
-    stop
 }
 
 #[cfg(test)]
