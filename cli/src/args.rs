@@ -50,7 +50,8 @@ container, or the beginning of an id if no other begins so.
 
 Exit codes:
   0  done
-  1  failed; of doctor: something that Crab needs is missing
+  1  failed; of doctor: something that Crab needs is missing; of restore --all:
+     a sandbox that was lost is not back
   2  wrong usage
   3  no such sandbox, turn or checkpoint
   4  refused in this state or to this user: nothing was changed
@@ -237,15 +238,28 @@ pub(crate) enum Command {
     /// checkpoint. They must still have it: what `docker rm` or `ctr containers
     /// rm` has deleted cannot be started. For a sandbox that is running, use
     /// rollback.
+    ///
+    /// With --all, every sandbox that was lost: that ran when its shim, or the
+    /// whole host, died. What had ended by itself, was stopped or was removed
+    /// stays so. What a restart policy has started anew since, and nobody has
+    /// used, is rolled back. Several at a time; one that fails does not stop the
+    /// others: then this ends with 1. Run again, it brings back what is still
+    /// missing.
     Restore {
         /// The sandbox: <namespace>/<id>, an id or the beginning of one, or the
         /// name of a Docker container
-        #[arg(value_name = "S")]
-        sandbox: String,
+        #[arg(value_name = "S", required_unless_present = "all")]
+        sandbox: Option<String>,
         /// The turn at whose end the sandbox was as it shall be; without it,
         /// the newest state that was saved
         #[arg(long, value_name = "TURN")]
         turn: Option<TurnName>,
+        /// Every sandbox that was lost, each as it was last saved
+        #[arg(long, conflicts_with_all = ["sandbox", "turn"])]
+        all: bool,
+        /// Say which would come back, and why the others not; start nothing
+        #[arg(long, requires = "all")]
+        dry_run: bool,
     },
     /// Run copies of a sandbox
     ///

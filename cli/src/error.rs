@@ -58,6 +58,11 @@ impl CliError {
         }
     }
 
+    /// Why it failed, where what failed is said already.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
+
     pub(crate) fn failed(
         what: impl fmt::Display,
         why: impl fmt::Display,

@@ -40,7 +40,11 @@ impl History {
                 JournalRecord::CaptureFailed(record) => {
                     failed.insert(record.turn, record.reason.clone());
                 }
-                JournalRecord::Removed(_) | JournalRecord::Fork(_) | JournalRecord::Unknown => {}
+                JournalRecord::Removed(_)
+                | JournalRecord::Fork(_)
+                | JournalRecord::Began(_)
+                | JournalRecord::Ended(_)
+                | JournalRecord::Unknown => {}
             }
         }
         let mut branch = BTreeSet::new();

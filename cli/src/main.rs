@@ -123,8 +123,18 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
                     verify::run(&context()?, &sandbox, turn.as_ref()).await?,
                 ));
             }
-            Command::Restore { sandbox, turn } => {
-                restore::run(&context()?, &sandbox, turn.as_ref()).await?
+            Command::Restore {
+                sandbox,
+                turn,
+                all: _,
+                dry_run,
+            } => {
+                let context = context()?;
+                let Some(sandbox) = sandbox else {
+                    let (text, whole) = restore::all(&context, dry_run).await?;
+                    return Ok((text, end(whole)));
+                };
+                restore::run(&context, &sandbox, turn.as_ref()).await?
             }
             Command::Fork {
                 point,

@@ -151,6 +151,8 @@ fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
         JournalRecord::Turn(record) => Some(record.ended_ms),
         JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
         JournalRecord::Fork(record) => Some(record.at_ms),
+        JournalRecord::Began(record) => Some(record.at_ms),
+        JournalRecord::Ended(record) => Some(record.at_ms),
         JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Unknown => {
             None
         }
@@ -257,7 +259,8 @@ impl Row {
     }
 }
 
-fn short(id: &SandboxId) -> String {
+/// The id of a sandbox as one cell of a table.
+pub(crate) fn short(id: &SandboxId) -> String {
     let hex = id.id().bytes().all(|byte| byte.is_ascii_hexdigit());
     match id.id().get(..SHORT_ID) {
         Some(short) if hex && id.id().len() == DOCKER_ID => {

@@ -14,7 +14,7 @@ use crate::{
     error::{CliError, StoreError},
     history::History,
     live::Live,
-    output::{NOTHING, cell, count as count_of, duration, or_nothing, size, table, visible},
+    output::{NOTHING, cell, count as count_of, duration, or_nothing, size, table, utc, visible},
 };
 
 #[derive(Serialize)]
@@ -176,7 +176,9 @@ impl Turns {
             // A failure is a note on its turn's line, if that has one.
             let noted = matches!(record, JournalRecord::CaptureFailed(failed)
                 if recorded.contains(&failed.turn));
-            if !noted {
+            // That it began, its turn of the start says, or its restore.
+            let said = matches!(record, JournalRecord::Began(_));
+            if !noted && !said {
                 all.lines.push(Line::Event(all.events.len()));
             }
             all.events.push(record.clone());
@@ -295,7 +297,17 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
             row[1] = "fork".to_owned();
             row[2] = format!("of {} at turn {}", fork.from, fork.turn);
         }
-        JournalRecord::Turn(_) | JournalRecord::Unknown => {
+        JournalRecord::Ended(ended) => {
+            row[1] = "ended".to_owned();
+            row[3] = ended.exit.to_string();
+            let with = if ended.with_host {
+                ", with its host"
+            } else {
+                ""
+            };
+            row[10] = format!("at {}{with}", utc(ended.at_ms));
+        }
+        JournalRecord::Turn(_) | JournalRecord::Began(_) | JournalRecord::Unknown => {
             row[10] = "a record of a later version of crab".to_owned();
         }
     }

@@ -29,6 +29,7 @@ mod dry_run;
 mod exit_note;
 mod fault;
 mod history;
+mod host_end;
 mod idle;
 mod info;
 

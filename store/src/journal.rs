@@ -270,6 +270,13 @@ impl JournalWriter {
         self.end
     }
 
+    /// Waits until all that was appended is on disk.
+    pub(crate) fn sync(&self) -> Result<(), FileError> {
+        self.file
+            .sync_data()
+            .map_err(FileError::of("sync", &self.path))
+    }
+
     /// Appends a record. After an error it is as if it had never been tried.
     pub(crate) fn append(
         &mut self,

@@ -14,6 +14,7 @@
 //!     ├── packs/<pack>.pack     the objects it added      (pack.rs, object.rs)
 //!     ├── tags/<name>.json      turns whose checkpoint is to stay     (tags.rs)
 //!     ├── damaged/<n>/          what a repair put aside             (repair.rs)
+//!     ├── restoring             held by whoever brings it back (locks.rs)
 //!     ├── rollback              files are being put back (rollback.rs)
 //!     ├── spare                 a copy that is nobody's yet (spare.rs)
 //!     └── restore               wish of `crab restore`, taken by the next start
@@ -58,6 +59,7 @@ mod image;
 mod import;
 mod journal;
 mod layers;
+mod life;
 mod lineage;
 mod locks;
 mod manifest;
@@ -105,15 +107,17 @@ pub use image::{FileImage, ImageFile, ProcessEntry, ProcessImage, TmpfsImage, Tm
 pub use import::{Archive, ImportError, Imported};
 pub use journal::{Durability, Journal};
 pub use layers::ImageLayers;
+pub use life::{Life, Lost};
 pub use lineage::removed;
+pub use locks::Restoring;
 pub use manifest::{Manifest, ProcessRef};
 pub use pack_writer::PackWriter;
 pub use pages::{Earlier, PAGE, Pages, WINDOW, Window, earlier};
 pub use reader::ObjectReader;
 pub use record::{
-    CaptureFailed, Change, ChangedPath, Cost, ForkRecord, JournalRecord, MAX_CHANGED,
-    MAX_CHANGED_PATH, MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE, MAX_REASON, PathKind,
-    RemovedRecord, RollbackRecord, Trigger, TurnRecord, command_line,
+    BeganRecord, CaptureFailed, Change, ChangedPath, Cost, EndedRecord, ForkRecord, JournalRecord,
+    MAX_CHANGED, MAX_CHANGED_PATH, MAX_COMMAND, MAX_META, MAX_META_NAME, MAX_META_VALUE,
+    MAX_REASON, PathKind, RemovedRecord, RollbackRecord, Trigger, TurnRecord, command_line,
 };
 pub use repair::Repaired;
 pub use retention::Limits;

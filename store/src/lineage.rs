@@ -50,6 +50,8 @@ impl<'a> Walk<'a> {
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
+            | JournalRecord::Began(_)
+            | JournalRecord::Ended(_)
             | JournalRecord::Unknown => {}
         }
     }

@@ -9,13 +9,17 @@
 //! | on the sandbox's directory | who waits for the writer: a container that is about to begin | who removes or repairs there meanwhile, for a look whether he should end |
 //! | on `packs/` | who reads a checkpoint's objects | who removes or replaces packs |
 //!
-//! They are `flock`s of directories that are there anyway, so that a reader changes
+//! Whoever brings a sandbox back has a further one for as long as that takes, on a file of its own
+//! (`restoring`): it is none of a shim's business, which has the others meanwhile.
+//!
+//! The others are `flock`s of directories that are there anyway, so that a reader changes
 //! nothing, and they end with their holder, however that dies. Nobody waits for a reader:
 //! what a reader keeps from being removed is left for the next time.
 
 use std::{
     fs::File,
     io::ErrorKind,
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     thread::sleep,
     time::{Duration, Instant},
@@ -28,7 +32,7 @@ use rustix::{
 
 use crate::{
     error::{FileError, ReadError},
-    sandbox::SandboxStore,
+    sandbox::{RESTORING_FILE, SandboxStore},
 };
 
 /// A lock, until it is dropped. Nothing where the directory does not exist.
@@ -96,6 +100,31 @@ impl<'a> Pace<'a> {
         match is_wanted(store)? {
             true => Err(ReadError::Wanted(store.id().clone())),
             false => Ok(()),
+        }
+    }
+}
+
+/// The right to bring a sandbox back, until it is dropped.
+pub struct Restoring(#[expect(dead_code, reason = "it is held")] File);
+
+impl SandboxStore {
+    /// Takes the right to bring the sandbox back; nothing while somebody else has it.
+    ///
+    /// # Errors
+    /// When the sandbox's directory cannot be written.
+    pub fn restoring(&self) -> Result<Option<Restoring>, FileError> {
+        let path = self.dir().join(RESTORING_FILE);
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(FileError::of("open", &path))?;
+        match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+            Ok(()) => Ok(Some(Restoring(file))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(FileError::of("lock", &path)(error.into())),
         }
     }
 }

@@ -32,6 +32,8 @@ pub const MAX_META_NAME: usize = 64;
 pub const MAX_META_VALUE: usize = 1024;
 /// Longest reason kept, in bytes.
 pub const MAX_REASON: usize = 1024;
+/// Longest name of a boot kept, in bytes: the kernel's have 36.
+const MAX_BOOT: usize = 64;
 /// Most checkpoints that one record says are removed.
 const MAX_REMOVED: usize = 4096;
 
@@ -52,6 +54,10 @@ pub enum JournalRecord {
     Removed(RemovedRecord),
     /// The sandbox began as a copy of another.
     Fork(ForkRecord),
+    /// The sandbox runs: it was started, or started again. Its shim notes how it ends.
+    Began(BeganRecord),
+    /// Its init has ended, and its shim has seen it.
+    Ended(EndedRecord),
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -65,7 +71,7 @@ impl JournalRecord {
             Self::Rollback(record) | Self::Restore(record) => Some(record.from),
             Self::CaptureFailed(record) => Some(record.turn),
             Self::Fork(_) => Some(TurnId(0)),
-            Self::Removed(_) | Self::Unknown => None,
+            Self::Removed(_) | Self::Began(_) | Self::Ended(_) | Self::Unknown => None,
         }
     }
 
@@ -99,7 +105,12 @@ impl JournalRecord {
                 record.turns.truncate(MAX_REMOVED);
                 clip_in(&mut record.why, MAX_REASON);
             }
-            Self::Rollback(_) | Self::Restore(_) | Self::Fork(_) | Self::Unknown => {}
+            Self::Began(record) => clip_in(&mut record.boot, MAX_BOOT),
+            Self::Rollback(_)
+            | Self::Restore(_)
+            | Self::Fork(_)
+            | Self::Ended(_)
+            | Self::Unknown => {}
         }
         self
     }
@@ -308,6 +319,32 @@ pub struct ForkRecord {
     pub turn: TurnId,
     /// Its checkpoint that held this state.
     pub checkpoint: TurnId,
+}
+
+/// That a sandbox runs from now on. See [`crate::Life`] for what it is good for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BeganRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The boot of the kernel under which it runs: `/proc/sys/kernel/random/boot_id`. Empty
+    /// where that cannot be read.
+    pub boot: String,
+    /// The newest turn then: that of the start, if it was started anew.
+    pub turn: TurnId,
+    /// It was neither restored nor is it a copy: its program began from the beginning.
+    pub anew: bool,
+}
+
+/// How a sandbox ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedRecord {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The exit status of its init: 128 and the signal, if one ended it.
+    pub exit: u32,
+    /// The host was going down, and took it along.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub with_host: bool,
 }
 
 /// Checkpoints that were removed. Their turns stay in the journal.

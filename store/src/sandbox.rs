@@ -16,6 +16,7 @@ use crate::{
     id::{PackId, SandboxId, TurnId},
     journal::{self, Journal},
     layers::ImageLayers,
+    life::{self, Life},
     lineage::{self, Holder},
     locks,
     manifest::Manifest,
@@ -46,6 +47,7 @@ pub(crate) const META_FILE: &str = "meta.json";
 pub(crate) const RESTORE_FILE: &str = "restore";
 const ASIDE_DIR: &str = "damaged";
 pub(crate) const LOCK_FILE: &str = "lock";
+pub(crate) const RESTORING_FILE: &str = "restoring";
 
 /// Who asked containerd for the sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,6 +294,21 @@ impl SandboxStore {
             why: "it has none".to_owned(),
             left: Box::default(),
         }
+    }
+
+    /// Whether it ended or was lost, as far as the journal says.
+    ///
+    /// # Errors
+    /// When the journal cannot be read. One of which a part is damaged may lack the end.
+    pub fn life(&self) -> Result<Life, ReadError> {
+        let journal = self.journal()?;
+        if journal.damaged > 0 {
+            return Err(ReadError::Damaged {
+                path: self.journal_path(),
+                why: "some of its records are gone".to_owned(),
+            });
+        }
+        Ok(life::life(&journal.records, &self.checkpoints()?))
     }
 
     /// The number for the next turn: never one that was used before.

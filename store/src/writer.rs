@@ -328,6 +328,11 @@ impl SandboxWriter {
         held(&self.journal).append(record, durability)
     }
 
+    /// Waits until all that was appended to the journal is on disk.
+    pub fn sync_journal(&self) -> Result<(), WriteError> {
+        Ok(held(&self.journal).sync()?)
+    }
+
     /// Where the journal ends now.
     pub(crate) fn journal_end(&self) -> u64 {
         held(&self.journal).end()

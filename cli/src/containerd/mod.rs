@@ -201,6 +201,16 @@ impl Containerd {
         Ok(self.call::<_, Mounts>(method, request).await?.mounts)
     }
 
+    /// How a writable snapshot is mounted.
+    pub(crate) async fn mounts(&self, snapshotter: &str, key: &str) -> Result<Vec<Mount>, Refusal> {
+        let request = BySnapshot {
+            snapshotter: snapshotter.into(),
+            key: key.into(),
+        };
+        let method = "/containerd.services.snapshots.v1.Snapshots/Mounts";
+        Ok(self.call::<_, Mounts>(method, request).await?.mounts)
+    }
+
     pub(crate) async fn remove_snapshot(
         &self,
         snapshotter: &str,

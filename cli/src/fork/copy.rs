@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::maker::{Draft, Maker};
-use crate::{output::now_ms, progress::Phase};
+use crate::{interrupt, output::now_ms, progress::Phase};
 
 /// For how long the shim of a copy that failed may take to let go of its history.
 const LET_GO: Duration = Duration::from_secs(10);
@@ -74,7 +74,8 @@ pub(super) async fn all(
 ) -> Vec<Copied> {
     let cores = available_parallelism().map_or(1, usize::from);
     let places = Arc::new(Semaphore::new(cores * AT_ONCE));
-    let stop = until_interrupted();
+    // What is half made then is taken away.
+    let stop = interrupt::told();
     let mut tasks = JoinSet::new();
     let count = names.len();
     phase.at(0, count);
@@ -243,19 +244,6 @@ async fn forget(store: &Store, id: &SandboxId) -> Result<(), String> {
             Err(error) => return Err(error.to_string()),
         }
     }
-}
-
-/// Turns true when the user has lost patience: what is half made is taken away then.
-fn until_interrupted() -> watch::Receiver<bool> {
-    let (interrupted, stop) = watch::channel(false);
-    tokio::spawn(async move {
-        if crate::interrupt::wait().await {
-            let _ = interrupted.send(true);
-        }
-        // Kept: who waits for it must not see it closed.
-        interrupted.closed().await;
-    });
-    stop
 }
 
 #[cfg(test)]

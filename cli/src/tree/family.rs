@@ -40,6 +40,8 @@ impl Line {
                 JournalRecord::Fork(origin) => line.origin = Some(origin),
                 JournalRecord::CaptureFailed(_)
                 | JournalRecord::Removed(_)
+                | JournalRecord::Began(_)
+                | JournalRecord::Ended(_)
                 | JournalRecord::Unknown => {}
             }
         }

@@ -16,6 +16,7 @@
 //! newest checkpoint was taken of, which `crab verify` has to say as well.
 
 mod armed;
+mod beside;
 mod damage;
 mod full;
 mod kills;

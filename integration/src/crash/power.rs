@@ -5,7 +5,8 @@
 //! The kernel is told to start the machine anew at once: nothing that it has in memory gets to the
 //! disks, no process hears of it. Who runs the machine (`scripts/testbed run --vm --boots N`)
 //! starts it again with the disks as they are then, and the same test again, which goes on with
-//! what it has noted.
+//! what it has noted. Nothing but the disks is left: not even what containerd and Docker have in
+//! `/run`. `crab restore --all` brings back the sandbox, and those beside it.
 
 use std::{
     fs::{self, File},
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crab_fault::Point;
 use serde::{Deserialize, Serialize};
 
-use super::{Armed, Kind, Subject, subject::Noted};
+use super::{Armed, Kind, Subject, beside::Beside, subject::Noted};
 use crate::{
     client::RunOptions,
     processes,
@@ -51,6 +52,7 @@ struct Notes {
     /// How long a turn takes until its checkpoint is published, in milliseconds.
     turn_ms: u64,
     subject: Noted,
+    beside: Beside,
 }
 
 impl Notes {
@@ -81,21 +83,24 @@ pub fn power(testbed: &Testbed, cuts: &[Cut], seed: u64) -> Result<Vec<String>> 
         machine.trim() == MACHINE,
         "only in a machine of its own: scripts/testbed run --vm --boots N"
     );
-    let (mut subject, done, turn_ms) = match Notes::read()? {
+    let (mut subject, beside, done, turn_ms) = match Notes::read()? {
         None => {
+            let beside = Beside::start(testbed)?;
             let mut subject = Subject::start(testbed, RunOptions::without_bytecode())?;
             let began = Instant::now();
             subject.turn(Kind::Full)?;
-            (subject, 0, began.elapsed().as_millis() as u64)
+            (subject, beside, 0, began.elapsed().as_millis() as u64)
         }
         Some(notes) => {
             let mut subject = Subject::resume(testbed, notes.subject);
             let cut = &cuts[notes.cuts - 1];
-            subject
-                .recover(&notes.states)
-                .with_context(|| format!("after the loss of power {cut:?}"))?;
+            let after = || format!("after the loss of power {cut:?}");
+            let said = subject
+                .recover_with_all(&notes.states)
+                .with_context(after)?;
+            notes.beside.came_back(testbed, &said).with_context(after)?;
             eprintln!("{cut:?}: state {} of {:?}", subject.now(), notes.states);
-            (subject, notes.cuts, notes.turn_ms)
+            (subject, notes.beside, notes.cuts, notes.turn_ms)
         }
     };
     if subject.lost().is_empty()
@@ -108,12 +113,14 @@ pub fn power(testbed: &Testbed, cuts: &[Cut], seed: u64) -> Result<Vec<String>> 
             states: [before, after],
             turn_ms,
             subject: subject.noted(),
+            beside: beside.clone(),
         }
         .write()?;
         let chance = Chance::new(seed.wrapping_add(done as u64));
         lose_power(&subject, &script, *cut, turn_ms, chance)?;
     }
     fs::remove_file(NOTES)?;
+    beside.remove(testbed)?;
     Ok(subject.lost().to_vec())
 }
 

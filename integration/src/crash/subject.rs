@@ -323,13 +323,7 @@ impl Subject {
 
     /// Brings it back as it was last. That has to be one of these states, and all of it there.
     pub fn restore(&mut self, states: &[u64]) -> Result<()> {
-        let head = self.turns()?.head.context("it has no checkpoint")?.0;
-        let state = self.known.get(&head).copied().flatten();
-        if !state.is_some_and(|state| states.contains(&state)) {
-            self.lose(format!(
-                "its newest state is {state:?} and none of {states:?}"
-            ));
-        }
+        let head = self.head(states)?;
         let back = match self.crab.restore(&self.sandbox, None) {
             Ok(back) => back,
             Err(error) => {
@@ -339,6 +333,32 @@ impl Subject {
         };
         ensure!(back["checkpoint"] == head, "{head}: {back}");
         self.compare(head, back["processes"] == true)
+    }
+
+    /// The same by `crab restore --all`, of which it is one. Gives what that said.
+    pub(super) fn restore_with_all(&mut self, states: &[u64]) -> Result<serde_json::Value> {
+        let head = self.head(states)?;
+        let said = self.crab.json(&["restore", "--all"])?;
+        let id = self.sandbox.sandbox_id();
+        let rows = said["sandboxes"].as_array().into_iter().flatten();
+        let mut rows = rows.filter(|row| row["sandbox"] == id.as_str());
+        let back = rows.next().with_context(|| format!("no {id} in {said}"))?;
+        ensure!(back["outcome"] == "restored", "{said}");
+        ensure!(back["checkpoint"] == head, "{head}: {said}");
+        self.compare(head, back["processes"] == true)?;
+        Ok(said)
+    }
+
+    /// Its newest checkpoint. That has to be of one of these states.
+    fn head(&mut self, states: &[u64]) -> Result<u64> {
+        let head = self.turns()?.head.context("it has no checkpoint")?.0;
+        let state = self.known.get(&head).copied().flatten();
+        if !state.is_some_and(|state| states.contains(&state)) {
+            self.lose(format!(
+                "its newest state is {state:?} and none of {states:?}"
+            ));
+        }
+        Ok(head)
     }
 
     /// Brings it back as at a checkpoint.
@@ -443,6 +463,16 @@ impl Subject {
     /// What the server has counted, asked past all turns.
     fn ask(&self) -> Result<u64> {
         Outside::of(&self.sandbox)?.tell("hello")?.answer()
+    }
+
+    /// After the death of all that there is: the same, of all at once. Gives what `crab restore --all`
+    /// said.
+    pub(super) fn recover_with_all(&mut self, states: &[u64]) -> Result<serde_json::Value> {
+        self.fsck()?;
+        self.check_store(states, false)?;
+        let said = self.restore_with_all(states)?;
+        self.serve()?;
+        Ok(said)
     }
 
     /// After a death: the store is whole, holds what it has to, and gives it back.

@@ -7,6 +7,7 @@ mod as_stock;
 mod checkpoints;
 mod crabd;
 mod everything;
+mod lost;
 mod steps;
 
 use std::time::Duration;

@@ -24,7 +24,7 @@ use crate::{
     criu_work::{CriuWork, Verb},
     exit_note,
     history::Images,
-    pipes,
+    host_end, pipes,
     stdio::Client,
     still::Entering,
     terminal::{ConsoleSocket, Terminal},
@@ -244,6 +244,8 @@ impl Container {
             }
         }
         exit_note::write(self.bundle.dir(), exit);
+        let reaper = self.host.reaper.clone();
+        let with_host = tokio::task::spawn_blocking(move || host_end::is_near(&reaper));
         // With a process namespace of its own the kernel has killed the rest by now;
         // without, nobody else does. What is frozen does not die.
         let cgroup = self.cgroup();
@@ -260,6 +262,7 @@ impl Container {
         self.look_for_oom(true);
         if let Some(turns) = self.turns() {
             turns.ended(INIT, Some(exit));
+            turns.over(exit, with_host);
         }
         self.processes.swept();
     }

@@ -82,6 +82,11 @@ impl Task {
             pending: None,
             unwritten: VecDeque::new(),
         });
+        let newest = TurnId(next.0.saturating_sub(1));
+        self.beginning = Some(match restored {
+            Some(_) => (newest, false),
+            None => (next, fresh),
+        });
         match restored {
             Some((request, manifest)) => self.note_restore(request, &manifest),
             None => {

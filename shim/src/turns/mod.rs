@@ -23,6 +23,7 @@ mod begin;
 mod closing;
 mod hint;
 mod inside;
+mod life;
 mod quiescence;
 mod record;
 mod retention;
@@ -42,6 +43,7 @@ use crab_runtime::{oci::CheckpointOptions, reaper::Exit};
 use crab_store::{Class, Collected, Cost, Limits, TurnId, command_line};
 use tokio::{
     sync::{mpsc, oneshot},
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -136,6 +138,11 @@ enum Message {
     AfterStart {
         restored: bool,
         done: oneshot::Sender<()>,
+    },
+    /// The init has ended, and nothing that it left lives on.
+    Over {
+        exit: Exit,
+        with_host: JoinHandle<bool>,
     },
     /// Nothing is captured from `granted` until `release` is sent or dropped.
     Hold {
@@ -296,6 +303,11 @@ impl Turns {
             exec: exec.into(),
             exit,
         });
+    }
+
+    /// The init has ended for good; whether with its host is being asked.
+    pub(crate) fn over(&self, exit: Exit, with_host: JoinHandle<bool>) {
+        self.send(Message::Over { exit, with_host });
     }
 
     /// Between the runtime's create and start (or after a restore).

@@ -187,6 +187,10 @@ pub(super) struct Task {
     /// Processes that a rollback has brought back are not on record yet; whether they were
     /// restored by CRIU.
     pub(super) unrecorded: Option<bool>,
+    /// How it begins, as long as that is not on record.
+    pub(super) beginning: Option<(TurnId, bool)>,
+    /// The journal is on its way to the disk.
+    pub(super) syncing: Option<JoinHandle<()>>,
     /// The files of before a rollback are being removed.
     pub(super) removal: Option<JoinHandle<()>>,
     pub(super) removals: Removals,
@@ -220,6 +224,8 @@ impl Task {
             commands: HashMap::new(),
             stuck: None,
             unrecorded: None,
+            beginning: None,
+            syncing: None,
             removal: None,
             removals: Removals::default(),
         }
@@ -295,6 +301,7 @@ impl Task {
             Message::Begin { .. }
                 | Message::Input { .. }
                 | Message::Ended { .. }
+                | Message::Over { .. }
                 | Message::Remove(..)
         ) {
             // Whatever it is, it is no part of a turn that is closing, and may need the
@@ -325,7 +332,9 @@ impl Task {
             } => {
                 let _ = done.send(self.before_start(*beginning, fresh).await);
             }
+            Message::Over { exit, with_host } => self.note_end(exit, with_host).await,
             Message::AfterStart { restored, done } => {
+                self.note_beginning();
                 if let Err(error) = self.after_start(restored).await {
                     tracing::warn!(error = %format!("{error:#}"), "the processes were not recorded");
                 }
@@ -468,6 +477,9 @@ impl Task {
             watch.abort();
         }
         self.tracer.unwatch().await;
+        if let Some(syncing) = self.syncing.take() {
+            let _ = syncing.await;
+        }
         self.history = Err("the sandbox is being deleted".into());
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! `crab restore S`: a sandbox again whose container or shim has died.
+//! `crab restore S`: a sandbox again whose container or shim has died; with `--all`, each that was
+//! lost ([`all`]).
 //!
 //! ```text
 //! crab: wish into the store -> crab: start the container (docker, ctr)
@@ -9,18 +10,27 @@
 //! ```
 //!
 //! A wish that was not granted is taken back, so that a later ordinary start of
-//! the container is an ordinary start.
+//! the container is an ordinary start. Of several who bring the same sandbox back one does, and the
+//! others wait for that.
+
+mod all;
+mod containers;
+mod judge;
+mod report;
 
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
 
+use crab_config::Config;
 use crab_store::{
-    Client, JournalRecord, Manifest, RestoreRequest, SandboxId, SandboxStore, TurnId,
+    Class, Client, JournalRecord, Manifest, RestoreRequest, Restoring, SandboxId, SandboxStore,
+    TurnId,
 };
-use tokio::time::sleep;
+use tokio::{task::spawn_blocking, time::sleep};
 
+pub(crate) use self::all::run as all;
 use crate::{
     context::Context,
     docker,
@@ -46,13 +56,54 @@ pub(crate) async fn run(
 ) -> Result<String, CliError> {
     let sandbox = context.sandbox(text_of_id)?;
     let turn = turn.map(|turn| turn.of(&sandbox)).transpose()?;
+    context.require_root(WHAT, sandbox.id())?;
+    let phase = Phase::new(format!("{}: another crab is at it", sandbox.id()));
+    let work = async {
+        let _alone = alone(&sandbox).await?;
+        one(&context.config, &sandbox, turn, &phase).await
+    };
+    let (restored, _) = waiting(context, &phase, work).await?;
+    context.answer(&restored, |restored| {
+        format!(
+            "{} runs again as at turn {} (checkpoint {}, {}) after {}\n",
+            restored.sandbox,
+            restored.turn,
+            restored.checkpoint,
+            with(restored.processes),
+            duration(restored.took_us)
+        )
+    })
+}
+
+/// Waits until nobody else brings it back.
+async fn alone(sandbox: &SandboxStore) -> Result<Restoring, CliError> {
+    let taken = async {
+        loop {
+            match sandbox.restoring() {
+                Ok(Some(restoring)) => return Ok(restoring),
+                Ok(None) => sleep(POLL).await,
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    };
+    let what = format!("cannot {WHAT} {}", sandbox.id());
+    let taken = unless_interrupted(taken).await;
+    taken.map_err(|why| CliError::failed(what, why, "nothing was changed"))
+}
+
+/// Brings it back, and tells what its checkpoint renewed. Whoever calls has it [`alone`].
+async fn one(
+    config: &Config,
+    sandbox: &SandboxStore,
+    turn: Option<TurnId>,
+    phase: &Phase,
+) -> Result<(Back, Class), CliError> {
     let id = sandbox.id().clone();
-    context.require_root(WHAT, &id)?;
-    require_gone(context, &id).await?;
+    require_gone(config, &id).await?;
 
     let what = format!("cannot {WHAT} {id}");
     let failed = |error| CliError::store(&what, error);
-    let manifest = choose(&sandbox, turn).map_err(failed)?;
+    let manifest = choose(sandbox, turn).map_err(failed)?;
     let Some(manifest) = manifest else {
         return Err(CliError::new(
             Code::NotFound,
@@ -62,8 +113,12 @@ pub(crate) async fn run(
         ));
     };
     let turn = turn.unwrap_or(manifest.turn);
-    check(&sandbox, &manifest).map_err(failed)?;
-    let starter = Starter::of(client(&sandbox).map_err(failed)?);
+    let (of, held) = (sandbox.clone(), manifest.clone());
+    let checked = spawn_blocking(move || check(&of, &held)).await;
+    checked
+        .map_err(|panic| CliError::failed(&what, panic, "report this"))?
+        .map_err(failed)?;
+    let starter = Starter::of(client(sandbox).map_err(failed)?);
     let Some(starter) = starter else {
         return Err(CliError::new(
             Code::Refused,
@@ -83,13 +138,13 @@ pub(crate) async fn run(
     sandbox
         .request_restore(request)
         .map_err(|error| failed(error.into()))?;
-    let phase = Phase::new(format!("{id}: {} starts its container", starter.name()));
-    let work = unless_interrupted(bring_back(context, &sandbox, starter, &phase));
-    let pid = match waiting(context, &phase, work).await {
+    phase.now(format!("{id}: {} starts its container", starter.name()));
+    let work = unless_interrupted(bring_back(config, sandbox, starter, phase));
+    let pid = match work.await {
         Ok(pid) => pid,
         Err(why) => {
             let advice = match sandbox.cancel_restore() {
-                Ok(_) if starter.has_lost(&id).await => match awaited(&sandbox) {
+                Ok(_) if starter.has_lost(&id).await => match awaited(sandbox) {
                     Some(image) => format!(
                         "it never had one: make a container {} for it first, from {image}, with the \
                          options that it had",
@@ -108,7 +163,7 @@ pub(crate) async fn run(
     };
     // Whoever asks for it by its name has it.
     let _ = sandbox.take_spare();
-    let restored = Back {
+    let back = Back {
         sandbox: id,
         turn,
         checkpoint: manifest.turn,
@@ -116,21 +171,12 @@ pub(crate) async fn run(
         pid,
         took_us: began.elapsed().as_micros() as u64,
     };
-    context.answer(&restored, |restored| {
-        format!(
-            "{} runs again as at turn {} (checkpoint {}, {}) after {}\n",
-            restored.sandbox,
-            restored.turn,
-            restored.checkpoint,
-            with(restored.processes),
-            duration(restored.took_us)
-        )
-    })
+    Ok((back, manifest.class))
 }
 
-async fn require_gone(context: &Context, id: &SandboxId) -> Result<(), CliError> {
+async fn require_gone(config: &Config, id: &SandboxId) -> Result<(), CliError> {
     let what = format!("cannot {WHAT} {id}");
-    match Live::find(&context.config, id).await {
+    match Live::find(config, id).await {
         Err(NoAnswer::Gone) => Ok(()),
         Ok(live) if live.status.state == "stopped" => Ok(()),
         Ok(live) => Err(CliError::new(
@@ -188,7 +234,7 @@ pub(crate) fn client(sandbox: &SandboxStore) -> Result<Client, StoreError> {
 
 /// Starts the container and waits until it runs; says in one line why not.
 async fn bring_back(
-    context: &Context,
+    config: &Config,
     sandbox: &SandboxStore,
     starter: Starter,
     phase: &Phase,
@@ -204,7 +250,7 @@ async fn bring_back(
     phase.now(format!("{id}: its shim restores it"));
     loop {
         let mut last = "no shim has come up".to_owned();
-        match Live::find(&context.config, id).await {
+        match Live::find(config, id).await {
             Ok(live) if live.status.state == "running" => {
                 if restores(sandbox)? > before {
                     return Ok(live.status.pid);
