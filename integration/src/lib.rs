@@ -49,6 +49,7 @@ pub mod styles;
 mod swap;
 mod terminal;
 mod testbed;
+pub mod traces;
 
 pub use census::{Census, Descriptors, descriptors, forget_fifos};
 pub use checkpoints::{CheckpointImage, Imposter};

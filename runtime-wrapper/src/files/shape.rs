@@ -3,7 +3,8 @@
 //! what has to be compared to know whether a process in the container would notice.
 //!
 //! Of a directory its times are left out: they tell of entries that came and went, which
-//! are compared themselves.
+//! are compared themselves. Of a socket as well: CRIU makes its name anew when it restores who
+//! listens there, and all that its time tells is when.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -133,6 +134,11 @@ impl<'a> Shape<'a> {
         self.kind == Kind::Dir
     }
 
+    /// Whether its time is its own, and tells of it.
+    fn has_time(&self) -> bool {
+        !matches!(self.kind, Kind::Dir | Kind::Device(FileType::Socket, _))
+    }
+
     /// For people; nothing of a whiteout. Another name is of the kind of the first.
     pub(crate) fn sort(&self, tree: &Tree) -> Option<Sort> {
         Some(match self.kind {
@@ -204,7 +210,7 @@ impl<'a> Shape<'a> {
         if self.owner != other.owner {
             unlike.push("owner");
         }
-        if self.mtime != other.mtime && !self.is_dir() {
+        if self.mtime != other.mtime && self.has_time() {
             unlike.push("time");
         }
         if self.xattrs != other.xattrs {
@@ -261,7 +267,7 @@ impl<'a> Shape<'a> {
             return Ok(Some("content".into()));
         }
         let mode = self.mode == stat.mode || stat.file_type == FileType::Symlink;
-        let time = self.mtime == stat.mtime || self.is_dir();
+        let time = self.mtime == stat.mtime || !self.has_time();
         let alike = mode
             && time
             && self.owner == (stat.uid, stat.gid)

@@ -14,7 +14,7 @@ use std::{
 };
 
 use crab_store::{Digest, clip, command_line, escape};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -31,6 +31,9 @@ const MAX_NAME: usize = 512;
 const MAX_PROCESSES: usize = 4096;
 /// How many bytes of names there are in all; beyond, what is open is not noted.
 const MAX_NAMES: usize = 2 << 20;
+
+/// What is between the name of something open and its flags.
+const FLAGS: &str = " (flags ";
 
 /// All processes of a sandbox at an instant, but those that need no image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -322,7 +325,7 @@ impl Portrait {
         for (number, now) in open {
             match opened.get(number) {
                 None => unlike.push(format!("descriptor {number}: none -> {now}")),
-                Some(before) if before != now => {
+                Some(before) if !same_file(before, now) => {
                     unlike.push(format!("descriptor {number}: {before} -> {now}"));
                 }
                 Some(_) => {}
@@ -333,6 +336,18 @@ impl Portrait {
             .extend(gone.map(|(number, before)| format!("descriptor {number}: {before} -> none")));
         unlike
     }
+}
+
+/// Whether two descriptors are told alike, but for a flag that means nothing to a 64-bit
+/// process: a terminal that `ioctl(TIOCGPTPEER)` gave is without it (kernel, `ptm_open_peer`),
+/// and has it when CRIU has opened it by name.
+fn same_file(one: &str, other: &str) -> bool {
+    let parts = |told: &str| -> Option<(String, u32)> {
+        let (what, flags) = told.rsplit_once(FLAGS)?;
+        let flags = u32::from_str_radix(flags.strip_suffix(')')?, 8).ok()?;
+        Some((what.to_owned(), flags & !OFlags::LARGEFILE.bits()))
+    };
+    one == other || parts(one).is_some_and(|one| parts(other) == Some(one))
 }
 
 /// In how many pid namespaces it is.
@@ -383,7 +398,7 @@ fn open(proc: &Path, numbers: &mut Numbers) -> io::Result<BTreeMap<i32, String>>
             let at = field(&info, "pos:").unwrap_or_default();
             what.push_str(&format!(" at {at}"));
         }
-        told.insert(number, format!("{what} (flags {flags})"));
+        told.insert(number, format!("{what}{FLAGS}{flags})"));
     }
     Ok(told)
 }
@@ -483,6 +498,23 @@ mod tests {
                 "memory"
             ]
         );
+    }
+
+    #[test]
+    fn a_terminal_that_was_opened_in_another_way_is_the_same() {
+        for (before, now, same) in [
+            ("/dev/pts/0 (flags 02)", "/dev/pts/0 (flags 0100002)", true),
+            (
+                "/dev/pts/0 (flags 02000002)",
+                "/dev/pts/0 (flags 02100002)",
+                true,
+            ),
+            ("/dev/pts/0 (flags 02)", "/dev/pts/0 (flags 0102002)", false),
+            ("/dev/pts/0 (flags 02)", "/dev/pts/1 (flags 02)", false),
+            ("/a (flags 02", "/a (flags 0100002", false),
+        ] {
+            assert_eq!(same_file(before, now), same, "{before} and {now}");
+        }
     }
 
     #[test]

@@ -235,6 +235,22 @@ fn the_time_of_a_directory_comes_back_where_the_root_was_exchanged_since() {
 }
 
 #[test]
+fn a_socket_that_was_bound_again_is_the_same() {
+    if skipped() {
+        return;
+    }
+    const BIND: &str = "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"home/s\")'";
+    let bench = Bench::new(image);
+    bench.turn(BIND);
+    let (one, _) = bench.capture(&Index::default());
+    bench.turn(&format!("rm home/s; {BIND}"));
+    let none: [&str; 0] = [];
+    assert_eq!(differences(&bench.scanner(), &one.tree), none);
+    bench.turn("chmod 600 home/s");
+    assert_eq!(differences(&bench.scanner(), &one.tree), ["~home/s: mode"]);
+}
+
+#[test]
 fn a_plan_ends_where_it_exceeds_its_limits() {
     if skipped() {
         return;

@@ -4,6 +4,7 @@
 //! builds everything and runs them in the test host.
 
 mod capture;
+mod density;
 mod figures;
 mod fork;
 mod inspector;
@@ -19,7 +20,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use crab_integration::Testbed;
 use serde::Serialize;
 
@@ -29,6 +30,8 @@ const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N
        bench inspector [--json] [--turns N] [--seed N] [--sandboxes N] [--rounds N] [--only PART[,PART]]
        bench capture [--json] [--rounds N] [--cycles N] [--kills N] [--seed N] [--only PART[,PART]]
        bench fork [--json] [--rounds N]
+       bench density [--json] [--sandboxes N] [--turns N] [--scale X] [--seed N] [--traces DIR] [--quick]
+                     [--only PART[,PART]]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn run() -> Result<()> {
         Some("inspector") => inspector(args),
         Some("capture") => capture(args),
         Some("fork") => fork(args),
+        Some("density") => density(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
             Ok(())
@@ -151,6 +155,35 @@ fn fork(mut args: impl Iterator<Item = String>) -> Result<()> {
         }
     }
     let measured = fork::measure(&Testbed::here()?, rounds)?;
+    tell(&measured, json, figures::table)
+}
+
+fn density(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let mut json = false;
+    let mut plan = density::Plan::new(by_the_clock()?);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => json = true,
+            "--quick" => plan.quick(),
+            "--sandboxes" => plan.sandboxes = number(&mut args, &arg)?,
+            "--turns" => plan.turns = number(&mut args, &arg)?,
+            "--scale" => {
+                plan.scale = number(&mut args, &arg)?;
+                let is_sane = (0.001..=1000.0).contains(&plan.scale);
+                ensure!(is_sane, "--scale wants 0.001 to 1000");
+            }
+            "--seed" => plan.seed = number(&mut args, &arg)?,
+            "--traces" => {
+                plan.traces = Some(args.next().context("--traces wants a folder")?.into())
+            }
+            "--only" => {
+                let list = args.next().context("--only wants parts")?;
+                plan.parts = parts_of(&list, density::PARTS)?;
+            }
+            _ => bail!("{arg} is no option of density; {USAGE}"),
+        }
+    }
+    let measured = density::measure(&Testbed::here()?, &plan)?;
     tell(&measured, json, figures::table)
 }
 

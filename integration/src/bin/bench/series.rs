@@ -31,6 +31,11 @@ impl Series {
         self.0.push(milliseconds);
     }
 
+    /// Those of another as well.
+    pub(crate) fn extend(&mut self, other: &Self) {
+        self.0.extend(&other.0);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -181,7 +181,7 @@ fn timed(sandbox: &Sandbox, work: &Work) -> Result<Took> {
 }
 
 /// Ends crabd, which takes its programs out of the kernel when it watches nothing.
-fn without_crab() -> Result<()> {
+pub(crate) fn without_crab() -> Result<()> {
     if let Some(crabd) = processes::crabd() {
         poll("the shims have ended", LIMIT, || {
             Ok(processes::named(processes::SHIM).is_empty().then_some(()))
