@@ -40,7 +40,11 @@ impl History {
                 JournalRecord::CaptureFailed(record) => {
                     failed.insert(record.turn, record.reason.clone());
                 }
-                JournalRecord::Removed(_) | JournalRecord::Fork(_) | JournalRecord::Unknown => {}
+                JournalRecord::Removed(_)
+                | JournalRecord::Fork(_)
+                | JournalRecord::Step(_)
+                | JournalRecord::Ended(_)
+                | JournalRecord::Unknown => {}
             }
         }
         let mut branch = BTreeSet::new();
@@ -79,6 +83,7 @@ mod tests {
             checkpoint: None,
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),

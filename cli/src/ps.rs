@@ -141,9 +141,11 @@ fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
         JournalRecord::Turn(record) => Some(record.ended_ms),
         JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
         JournalRecord::Fork(record) => Some(record.at_ms),
-        JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Unknown => {
-            None
-        }
+        JournalRecord::CaptureFailed(_)
+        | JournalRecord::Removed(_)
+        | JournalRecord::Step(_)
+        | JournalRecord::Ended(_)
+        | JournalRecord::Unknown => None,
     });
     let next = sandbox.next_turn()?;
     Ok(Summary {

@@ -25,7 +25,7 @@ struct Turns {
     /// The turn that is open right now.
     open: Option<TurnId>,
     turns: Vec<Turn>,
-    /// Everything in the journal that is no turn, in its order.
+    /// Everything in the journal that is no turn, and no part of one, in its order.
     events: Vec<JournalRecord>,
     /// Damaged stretches of the journal: so many records or more are lost.
     damaged: usize,
@@ -173,6 +173,10 @@ impl Turns {
                 all.turns.push(Turn::of(record, &history, published));
                 continue;
             }
+            // What turns came through is `crab events`' to tell.
+            if matches!(record, JournalRecord::Step(_) | JournalRecord::Ended(_)) {
+                continue;
+            }
             // A failure is a note on its turn's line, if that has one.
             let noted = matches!(record, JournalRecord::CaptureFailed(failed)
                 if recorded.contains(&failed.turn));
@@ -295,7 +299,10 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
             row[1] = "fork".to_owned();
             row[2] = format!("of {} at turn {}", fork.from, fork.turn);
         }
-        JournalRecord::Turn(_) | JournalRecord::Unknown => {
+        JournalRecord::Turn(_)
+        | JournalRecord::Step(_)
+        | JournalRecord::Ended(_)
+        | JournalRecord::Unknown => {
             row[10] = "a record of a later version of crab".to_owned();
         }
     }

@@ -50,6 +50,8 @@ impl<'a> Walk<'a> {
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
+            | JournalRecord::Step(_)
+            | JournalRecord::Ended(_)
             | JournalRecord::Unknown => {}
         }
     }
@@ -191,6 +193,7 @@ mod tests {
             checkpoint: checkpoint.map(TurnId),
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),
@@ -214,6 +217,7 @@ mod tests {
             at_ms: 0,
             turn: TurnId(turn),
             reason: "disk full".to_owned(),
+            kind: Default::default(),
         })
     }
 

@@ -90,6 +90,8 @@ impl Note {
             JournalRecord::CaptureFailed(_)
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
+            | JournalRecord::Step(_)
+            | JournalRecord::Ended(_)
             | JournalRecord::Unknown => false,
         }
     }

@@ -40,6 +40,8 @@ impl Line {
                 JournalRecord::Fork(origin) => line.origin = Some(origin),
                 JournalRecord::CaptureFailed(_)
                 | JournalRecord::Removed(_)
+                | JournalRecord::Step(_)
+                | JournalRecord::Ended(_)
                 | JournalRecord::Unknown => {}
             }
         }
@@ -203,6 +205,7 @@ mod tests {
             checkpoint: Some(TurnId(turn)),
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),

@@ -11,7 +11,8 @@ use anyhow::{Result, anyhow};
 use crab_api::tracer::Effects;
 use crab_runtime::reaper::Exit;
 use crab_store::{
-    Class, Cost, Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord,
+    Class, Cost, Durability, EndedRecord, JournalRecord, Manifest, SandboxWriter, Step, StepRecord,
+    Trigger, TurnId, TurnRecord,
 };
 use tokio::{
     sync::mpsc,
@@ -29,6 +30,7 @@ use super::{
 };
 use crate::{
     capture::{Capture, micros},
+    container::INIT,
     idle,
     publish::Published,
     sandbox::{Container, unix_ms},
@@ -59,6 +61,8 @@ pub(super) struct Open {
     pub(super) over: Option<Instant>,
     /// How long after that it was looked at.
     boundary: Option<Duration>,
+    /// That it is open is in the journal.
+    noted: bool,
 }
 
 impl Open {
@@ -76,6 +80,7 @@ impl Open {
             ended: None,
             over: None,
             boundary: None,
+            noted: false,
         }
     }
 
@@ -124,6 +129,7 @@ impl Open {
             unobserved: None,
             checkpoint: None,
             degraded: None,
+            spans: Default::default(),
             cost: Cost {
                 gate_us: micros(self.gate),
                 boundary_us: micros(self.boundary.unwrap_or_default()),
@@ -311,11 +317,13 @@ impl Task {
                 self.go_on(at).await;
                 self.begin(exec, command, at.elapsed());
                 let _ = go.send(());
+                self.note_open();
             }
             Message::Input { process, at, go } => {
                 self.go_on(at).await;
                 self.told(process, at).await;
                 let _ = go.send(());
+                self.note_open();
             }
             Message::Ended { exec, exit } => self.ended(&exec, exit).await,
             Message::BeforeStart {
@@ -335,6 +343,7 @@ impl Task {
             }
             Message::HintBegin { meta, at, reply } => {
                 let _ = reply.send(self.hint_begin(meta, at).await);
+                self.note_open();
             }
             Message::HintEnd { meta, reply } => match self.hint_end(meta) {
                 Err(refused) => {
@@ -431,7 +440,24 @@ impl Task {
         Some(open)
     }
 
+    /// Says that a turn is open, when whoever began it has gone on.
+    fn note_open(&mut self) {
+        let (Some(open), Ok(history)) = (&mut self.open, &self.history) else {
+            return;
+        };
+        if !std::mem::replace(&mut open.noted, true) {
+            let (trigger, command) = (open.trigger, open.command.clone());
+            history.note(open.turn, Step::Opened { trigger, command });
+        }
+    }
+
     async fn ended(&mut self, exec: &str, exit: Option<Exit>) {
+        if let (INIT, Some(exit), Ok(history)) = (exec, exit, &mut self.history) {
+            history.append(JournalRecord::Ended(EndedRecord {
+                at_ms: unix_ms(exit.at),
+                exit: exit.status,
+            }));
+        }
         let command = self.commands.remove(exec);
         self.inside_ended(exec, command, exit).await;
         let Some(open) = &mut self.open else { return };
@@ -472,6 +498,15 @@ impl Task {
     }
 }
 
+/// See [`History::note`].
+pub(super) fn note(writer: &SandboxWriter, turn: TurnId, step: Step) {
+    let at_ms = unix_ms(SystemTime::now());
+    let step = JournalRecord::Step(StepRecord { at_ms, turn, step });
+    if let Err(error) = writer.append(step, Durability::Lazy) {
+        tracing::debug!(%error, "a step of a turn is not in the journal");
+    }
+}
+
 /// When the checkpoint on its way is in the store, or failed; never if there is none.
 async fn published(pending: Option<&mut Pending>) -> Result<Result<Published>, JoinError> {
     match pending {
@@ -489,6 +524,14 @@ async fn at(time: Option<Instant>) {
 }
 
 impl History {
+    /// Says how far a turn has come, to whoever follows. What cannot be written at once is not
+    /// said.
+    pub(super) fn note(&self, turn: TurnId, step: Step) {
+        if self.unwritten.is_empty() {
+            note(&self.writer, turn, step);
+        }
+    }
+
     /// Writes to the journal. What a full disk refuses is kept and written before
     /// the next record, as far as [`MAX_UNWRITTEN`] goes.
     pub(super) fn append(&mut self, record: JournalRecord) {
