@@ -9,6 +9,7 @@ use crab_store::TagName;
 
 use crate::{
     error::{CliError, Code},
+    events::{Format, Since},
     fork::{Pattern, Point},
     named::TurnName,
     units,
@@ -41,6 +42,7 @@ A first walk:
   crab fork demo@1 --count 2     two more containers, as demo was at turn 1
   crab tag demo 1 good           keep turn 1, and call it good
   crab du                        how much disk all that takes
+  crab events --follow           what happens in all sandboxes, as it happens
   crab doctor                    whether this host has what Crab needs
 With Docker: docker run -d --runtime io.containerd.crab.v1 IMAGE sleep infinity";
 
@@ -74,7 +76,7 @@ Files:
     max_term_width = 80
 )]
 pub(crate) struct Args {
-    /// Print one JSON object instead of text
+    /// Print one JSON object instead of text; of events, one a line
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Use the store in this directory, not the configured one
@@ -130,6 +132,30 @@ pub(crate) enum Command {
         /// The turn: its number, or a name that `crab tag` gave it
         #[arg(value_name = "TURN")]
         turn: TurnName,
+    },
+    /// Print what has happened in sandboxes, or happens: a line each
+    ///
+    /// sandbox-started, -forked, -restored, -ended; turn-opened, -closed with its
+    /// class; checkpoint-queued (it waits for those of other sandboxes), -captured,
+    /// -durable, -failed with the kind of failure (given-up, merged, no-space or other)
+    /// and the reason; checkpoints-removed; rolled-back. Without --follow, everything
+    /// that the store has, by its time. docs/watching.md tells what each has in JSON.
+    /// Reads the store: no daemon is needed.
+    Events {
+        /// The sandbox; without it, all of them, also those that begin later
+        #[arg(value_name = "S")]
+        sandbox: Option<String>,
+        /// Go on with what happens from now on, until interrupted; what has happened
+        /// before is printed only with --since
+        #[arg(short, long)]
+        follow: bool,
+        /// From then on: an age such as 10m or 2h, a time such as
+        /// 2026-11-30T19:00:00Z, or the beginning of a turn of S
+        #[arg(long, value_name = "WHEN")]
+        since: Option<Since>,
+        /// What to print; --json is the same as --format json
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<Format>,
     },
     /// Show how a sandbox differs between the ends of two turns
     ///

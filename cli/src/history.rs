@@ -43,6 +43,7 @@ impl History {
                 JournalRecord::Removed(_)
                 | JournalRecord::Fork(_)
                 | JournalRecord::Began(_)
+                | JournalRecord::Step(_)
                 | JournalRecord::Ended(_)
                 | JournalRecord::Unknown => {}
             }
@@ -83,6 +84,7 @@ mod tests {
             checkpoint: None,
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),

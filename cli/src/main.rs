@@ -7,7 +7,7 @@
 //! the shim does, and for `restore` the containerd client that made it. `fork` has
 //! containerd or Docker make containers, and their shims make copies of them.
 //!
-//! Whatever happens ends in one place: text on standard output and exit code 0,
+//! Whatever happens ends in one place (but events, which are printed as they come): text on standard output and exit code 0,
 //! or one line on standard error and the code that `--help` documents. Only a
 //! doctor that finds faults ends with both, its text and a code.
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ mod doctor;
 mod du;
 mod effects;
 mod error;
+mod events;
 mod export;
 mod fork;
 mod fsck;
@@ -49,6 +50,7 @@ mod turn;
 mod turns;
 mod units;
 mod verify;
+mod waterfall;
 
 use std::{
     io::{ErrorKind, Write},
@@ -88,6 +90,26 @@ fn run(args: Args) -> Result<(String, ExitCode), CliError> {
             Command::Ps => ps::run(&context()?).await?,
             Command::Jobs => jobs::run(&context()?).await?,
             Command::Turns { sandbox } => turns::run(&context()?, &sandbox).await?,
+            Command::Events {
+                sandbox,
+                follow,
+                since,
+                format,
+            } => {
+                let format = match (format, args.json) {
+                    (None, true) => events::Format::Json,
+                    (None, false) => events::Format::Text,
+                    (Some(format), _) => format,
+                };
+                let wish = events::Wish {
+                    sandbox,
+                    follow,
+                    since,
+                    format,
+                };
+                events::run(&context()?, &wish)?;
+                String::new()
+            }
             Command::Show { sandbox, turn } => show::run(&context()?, &sandbox, &turn)?,
             Command::Diff {
                 sandbox,

@@ -130,7 +130,17 @@ pub(crate) fn ago(ms: u64, now_ms: u64) -> String {
 
 /// A time as UTC: `2026-11-29 18:05:48Z`.
 pub(crate) fn utc(ms: u64) -> String {
-    let s = ms / 1000;
+    let (date, time) = utc_parts(ms / 1000);
+    format!("{date} {time}Z")
+}
+
+/// The same for programs, to the millisecond: `2026-11-29T18:05:48.999Z`.
+pub(crate) fn rfc3339(ms: u64) -> String {
+    let (date, time) = utc_parts(ms / 1000);
+    format!("{date}T{time}.{:03}Z", ms % 1000)
+}
+
+fn utc_parts(s: u64) -> (String, String) {
     let (days, of_day) = (s / 86_400, s % 86_400);
     // Howard Hinnant's civil_from_days, for days since 1970-01-01.
     let z = days + 719_468;
@@ -143,7 +153,45 @@ pub(crate) fn utc(ms: u64) -> String {
     let month = if mp < 10 { mp + 3 } else { mp - 9 };
     let year = yoe + era * 400 + u64::from(month <= 2);
     let (h, min, s) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02} {h:02}:{min:02}:{s:02}Z")
+    (
+        format!("{year:04}-{month:02}-{day:02}"),
+        format!("{h:02}:{min:02}:{s:02}"),
+    )
+}
+
+/// What [`utc`] and [`rfc3339`] have written, in milliseconds since the Unix epoch.
+pub(crate) fn parse_utc(text: &str) -> Option<u64> {
+    let (date, time) = text.strip_suffix('Z')?.split_once(['T', ' '])?;
+    let numbers = |text: &str, mark: char| -> Option<[u64; 3]> {
+        let mut parts = text.split(mark).map(|part| {
+            let digits = part.bytes().all(|byte| byte.is_ascii_digit());
+            part.parse().ok().filter(|_| digits)
+        });
+        let all = [parts.next()??, parts.next()??, parts.next()??];
+        parts.next().is_none().then_some(all)
+    };
+    let (time, ms) = match time.split_once('.') {
+        Some((time, ms)) if ms.len() == 3 => (time, ms.parse::<u64>().ok()?),
+        Some(_) => return None,
+        None => (time, 0),
+    };
+    let [year, month, day] = numbers(date, '-')?;
+    let [h, min, s] = numbers(time, ':')?;
+    let is_one = (1970..10_000).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && h < 24
+        && min < 60
+        && s < 61;
+    if !is_one {
+        return None;
+    }
+    // Howard Hinnant's days_from_civil.
+    let y = year - u64::from(month <= 2);
+    let (era, yoe) = (y / 400, y % 400);
+    let doy = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let days = era * 146_097 + yoe * 365 + yoe / 4 - yoe / 100 + doy - 719_468;
+    Some((days * 86_400 + h * 3_600 + min * 60 + s) * 1000 + ms)
 }
 
 /// `1 file`, `2 files`.
@@ -188,6 +236,22 @@ mod tests {
         assert_eq!(utc(0), "1970-01-01 00:00:00Z");
         assert_eq!(utc(951_782_400_000), "2000-02-29 00:00:00Z");
         assert_eq!(utc(1_795_975_548_999), "2026-11-29 18:05:48Z");
+        for ms in [0, 951_782_400_000, 1_795_975_548_000, 4_102_444_799_000] {
+            assert_eq!(parse_utc(&utc(ms)), Some(ms));
+            assert_eq!(parse_utc(&rfc3339(ms + 7)), Some(ms + 7));
+        }
+        for wrong in [
+            "",
+            "2026-11-29",
+            "2026-11-29T18:05:48",
+            "2026-13-29T18:05:48Z",
+            "2026-11-29T24:05:48Z",
+            "2026-11-29T18:05:+8Z",
+            "2026-11-29T18:05:48.5Z",
+            "1969-01-01T00:00:00Z",
+        ] {
+            assert_eq!(parse_utc(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

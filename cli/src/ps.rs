@@ -153,9 +153,10 @@ fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
         JournalRecord::Fork(record) => Some(record.at_ms),
         JournalRecord::Began(record) => Some(record.at_ms),
         JournalRecord::Ended(record) => Some(record.at_ms),
-        JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Unknown => {
-            None
-        }
+        JournalRecord::CaptureFailed(_)
+        | JournalRecord::Removed(_)
+        | JournalRecord::Step(_)
+        | JournalRecord::Unknown => None,
     });
     let next = sandbox.next_turn()?;
     Ok(Summary {

@@ -16,6 +16,7 @@ use crate::{
     named::TurnName,
     output::{count, duration, size, utc, visible},
     turns::Turn,
+    waterfall,
 };
 
 #[derive(Serialize)]
@@ -241,6 +242,9 @@ fn turn_lines(sheet: &mut Sheet, turn: &Turn) {
     sheet.line("cost", times);
     let bytes = format!("{} of {}", size(cost.bytes_stored), size(cost.bytes_raw));
     sheet.line("stored", bytes);
+    for (number, row) in waterfall::rows(record).into_iter().enumerate() {
+        sheet.line(if number == 0 { "spans" } else { "" }, row);
+    }
 }
 
 fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {

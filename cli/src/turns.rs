@@ -25,7 +25,7 @@ struct Turns {
     /// The turn that is open right now.
     open: Option<TurnId>,
     turns: Vec<Turn>,
-    /// Everything in the journal that is no turn, in its order.
+    /// Everything in the journal that is no turn, and no part of one, in its order.
     events: Vec<JournalRecord>,
     /// Damaged stretches of the journal: so many records or more are lost.
     damaged: usize,
@@ -173,6 +173,10 @@ impl Turns {
                 all.turns.push(Turn::of(record, &history, published));
                 continue;
             }
+            // What turns came through is `crab events`' to tell.
+            if matches!(record, JournalRecord::Step(_) | JournalRecord::Ended(_)) {
+                continue;
+            }
             // A failure is a note on its turn's line, if that has one.
             let noted = matches!(record, JournalRecord::CaptureFailed(failed)
                 if recorded.contains(&failed.turn));
@@ -307,7 +311,10 @@ fn event_row(record: &JournalRecord) -> [String; 11] {
             };
             row[10] = format!("at {}{with}", utc(ended.at_ms));
         }
-        JournalRecord::Turn(_) | JournalRecord::Began(_) | JournalRecord::Unknown => {
+        JournalRecord::Turn(_)
+        | JournalRecord::Began(_)
+        | JournalRecord::Step(_)
+        | JournalRecord::Unknown => {
             row[10] = "a record of a later version of crab".to_owned();
         }
     }

@@ -353,6 +353,21 @@ mod tests {
                 "must not hold store (/x) or lie in its sandboxes",
             ),
             (
+                "[metrics]\nlisten = '0.0.0.0:9464'",
+                2,
+                "metrics.listen: it must be an address of this host alone with a port, as \"127.0.0.1:9464\", and is \"0.0.0.0:9464\"",
+            ),
+            (
+                "[metrics]\nlisten = 9464",
+                2,
+                "this host alone with a port, as \"127.0.0.1:9464\", and is a number",
+            ),
+            (
+                "[log]\nformat = 'xml'",
+                2,
+                "log.format: it must be one of text and json",
+            ),
+            (
                 "[ignore]\npaths = '/x'",
                 2,
                 "ignore.paths: it must be a list of patterns in quotes, as [\"a\", \"b\"], and is the string \"/x\"",

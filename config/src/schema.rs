@@ -3,11 +3,11 @@
 //! The list of all settings: the one place that knows their names, ranges and
 //! purposes, and who may say them.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use crate::{
     patterns::PatternsOf,
-    settings::{Config, Durability, LogLevel, Policy},
+    settings::{Config, Durability, LogFormat, LogLevel, Policy},
     value::{Kind, Value},
 };
 
@@ -72,6 +72,7 @@ enum Field {
     },
     Path(fn(&mut Config) -> &mut PathBuf),
     SomePath(fn(&mut Config) -> &mut Option<PathBuf>),
+    SomeAddress(fn(&mut Config) -> &mut Option<SocketAddr>),
     Patterns(fn(&mut Config) -> &mut Vec<String>),
 }
 
@@ -419,16 +420,41 @@ pub const SETTINGS: &[Setting] = &[
         per_sandbox: PerSandbox::No,
         field: Field::Number(|config| &mut config.retention.host_max_bytes),
     },
+    Setting {
+        section: "log",
+        key: "format",
+        kind: Kind::Word(&LogFormat::WORDS),
+        what: "For whom shims and crabd log: for people (`text`), or for programs (`json`): an object in each line ([watching.md](watching.md#logs)). How much they log is `log_level`.",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Word {
+            of: |config| config.log.format.as_str(),
+            set: |config, word| {
+                config.log.format = LogFormat::parse(word).unwrap_or_default();
+            },
+        },
+    },
+    Setting {
+        section: "metrics",
+        key: "listen",
+        kind: Kind::Loopback,
+        what: "Where crabd tells metrics to Prometheus ([watching.md](watching.md#metrics)), at `/metrics`. `crabd --metrics` goes before it.",
+        otherwise: "nowhere",
+        per_sandbox: PerSandbox::No,
+        field: Field::SomeAddress(|config| &mut config.metrics.listen),
+    },
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 6] = [
+pub(crate) const SECTIONS: [&str; 8] = [
     "runtime",
     "checkpoints",
     "schedule",
     "turns",
     "ignore",
     "retention",
+    "log",
+    "metrics",
 ];
 
 impl Setting {
@@ -461,6 +487,7 @@ impl Setting {
             Field::Word { of, .. } => Some(format!("{:?}", of(config))),
             Field::Path(of) => Some(quoted(of(config))),
             Field::SomePath(of) => of(config).as_ref().map(quoted),
+            Field::SomeAddress(of) => of(config).map(|address| format!("\"{address}\"")),
             Field::Patterns(of) => Some(format!("{:?}", of(config))),
         }
     }
@@ -474,6 +501,7 @@ impl Setting {
             (Field::Word { set, .. }, Value::Word(value)) => set(config, value),
             (Field::Path(of), Value::Path(value)) => *of(config) = value,
             (Field::SomePath(of), Value::Path(value)) => *of(config) = Some(value),
+            (Field::SomeAddress(of), Value::Address(value)) => *of(config) = Some(value),
             (Field::Patterns(of), Value::Patterns(value)) => *of(config) = value,
             (field, value) => unreachable!("{field:?} is not of the kind of {value:?}"),
         }
@@ -540,6 +568,7 @@ mod tests {
                     words.iter().find(is_other).unwrap().to_string()
                 }
                 Kind::Path { .. } | Kind::Command | Kind::Patterns(_) => "/x/y".into(),
+                Kind::Loopback => "[::1]:9464".into(),
             };
             let value = setting.kind.parse(&text).unwrap();
             let mut config = Config::default();
@@ -555,7 +584,7 @@ mod tests {
     fn no_sandbox_may_name_a_program_or_a_path_or_take_more_of_the_host() {
         for setting in SETTINGS {
             match setting.kind {
-                Kind::Path { .. } | Kind::Command | Kind::Level => {
+                Kind::Path { .. } | Kind::Command | Kind::Level | Kind::Loopback => {
                     assert_eq!(setting.per_sandbox, PerSandbox::No, "{}", setting.name());
                 }
                 Kind::Number { unit: "bytes", .. } => {

@@ -4,6 +4,7 @@
 
 use std::{
     env,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -31,6 +32,10 @@ pub struct Config {
     pub ignore: Ignore,
     /// How much of history is kept.
     pub retention: Retention,
+    /// How it is logged.
+    pub log: Log,
+    /// Where crabd tells metrics.
+    pub metrics: Metrics,
 }
 
 impl Default for Config {
@@ -46,6 +51,8 @@ impl Default for Config {
             turns: Turns::default(),
             ignore: Ignore::default(),
             retention: Retention::default(),
+            log: Log::default(),
+            metrics: Metrics::default(),
         }
     }
 }
@@ -297,6 +304,44 @@ impl Retention {
     pub fn host_bytes(&self) -> Option<u64> {
         Some(self.host_max_bytes).filter(|bytes| *bytes > 0)
     }
+}
+
+/// How it is logged; how much is [`Config::log_level`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Log {
+    /// For whom.
+    pub format: LogFormat,
+}
+
+/// For whom it is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: a JSON object in each line.
+    Json,
+}
+
+impl LogFormat {
+    const ALL: [Self; 2] = [Self::Text, Self::Json];
+    pub(crate) const WORDS: [&'static str; 2] = ["text", "json"];
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.as_str() == word)
+    }
+
+    /// The word that stands in the file.
+    pub fn as_str(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
+}
+
+/// Where crabd tells metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// An address of the host's own network interface to itself; none if nothing is said.
+    pub listen: Option<SocketAddr>,
 }
 
 /// How much is logged.

@@ -2,7 +2,7 @@
 
 //! What a setting can hold, and reading it from a file or from an annotation.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use toml::{Spanned, de::DeValue};
 
@@ -31,6 +31,8 @@ pub enum Kind {
         /// How long it may be.
         max: usize,
     },
+    /// An address and a port of this host, that no other host reaches.
+    Loopback,
     /// The name of a command, to be found on PATH, or an absolute path.
     Command,
     /// A list of patterns.
@@ -45,7 +47,18 @@ pub(crate) enum Value {
     Level(LogLevel),
     Word(&'static str),
     Path(PathBuf),
+    Address(SocketAddr),
     Patterns(Vec<String>),
+}
+
+/// What [`loopback`] takes.
+pub const LOOPBACK: &str =
+    "it must be an address of this host alone with a port, as 127.0.0.1:9464 or [::1]:9464";
+
+/// An address and a port of this host that no other host reaches, if the text is one.
+pub fn loopback(text: &str) -> Option<SocketAddr> {
+    let address: SocketAddr = text.parse().ok()?;
+    address.ip().is_loopback().then_some(address)
 }
 
 impl fmt::Display for Kind {
@@ -56,6 +69,7 @@ impl fmt::Display for Kind {
             Self::Level => write!(f, "error, warn, info, debug or trace"),
             Self::Word(words) => write!(f, "{}", listed(words, "or")),
             Self::Path { .. } => write!(f, "absolute path"),
+            Self::Loopback => write!(f, "address of this host alone, and port"),
             Self::Command => write!(f, "command or absolute path"),
             Self::Patterns(_) => write!(f, "list of patterns"),
         }
@@ -73,6 +87,9 @@ impl Kind {
             Self::Level => "one of error, warn, info, debug and trace".into(),
             Self::Word(words) => format!("one of {}", listed(words, "and")),
             Self::Path { .. } => "an absolute path in quotes, without `..` in it".into(),
+            Self::Loopback => {
+                "an address of this host alone with a port, as \"127.0.0.1:9464\"".into()
+            }
             Self::Command => "the name of a command or an absolute path, in quotes".into(),
             Self::Patterns(_) => "a list of patterns in quotes, as [\"a\", \"b\"]".into(),
         }
@@ -90,7 +107,7 @@ impl Kind {
                     .ok_or_else(|| wrong(&number.to_string()))
             }
             (
-                Self::Level | Self::Word(_) | Self::Path { .. } | Self::Command,
+                Self::Level | Self::Word(_) | Self::Path { .. } | Self::Loopback | Self::Command,
                 DeValue::String(text),
             ) => self.text(text),
             (Self::Patterns(of), DeValue::Array(list)) => {
@@ -123,7 +140,7 @@ impl Kind {
             Self::Patterns(of) => {
                 return patterns(of, text.split_whitespace().map(Into::into).collect());
             }
-            Self::Level | Self::Word(_) | Self::Path { .. } | Self::Command => {
+            Self::Level | Self::Word(_) | Self::Path { .. } | Self::Loopback | Self::Command => {
                 return self.text(text);
             }
         };
@@ -165,6 +182,7 @@ impl Kind {
         }
         let value = match self {
             Self::Level => LogLevel::parse(text).map(Value::Level),
+            Self::Loopback => loopback(text).map(Value::Address),
             Self::Word(words) => {
                 let word = words.iter().find(|word| **word == text);
                 word.map(|word| Value::Word(word))

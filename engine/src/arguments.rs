@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,9 +35,20 @@ pub(crate) struct Arguments {
     #[arg(long)]
     take_over: bool,
 
+    /// Tell metrics at http://ADDR/metrics, as Prometheus reads them: ADDR is an address
+    /// of this host alone, as 127.0.0.1:9464; without this, the configured metrics.listen,
+    /// and without that none
+    #[arg(long, value_name = "ADDR", value_parser = loopback)]
+    metrics: Option<SocketAddr>,
+
     /// Load and attach the programs, undo it, tell what came of it, and exit
     #[arg(long)]
     pub(crate) check: bool,
+}
+
+/// The address of a flag, or what it has to be.
+fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
+    crab_config::loopback(text).ok_or(crab_config::LOOPBACK)
 }
 
 impl Arguments {
@@ -48,6 +60,10 @@ impl Arguments {
     pub(crate) fn log(&self, config: &Config) -> String {
         let configured = || config.log_level.as_str().to_owned();
         self.log.clone().unwrap_or_else(configured)
+    }
+
+    pub(crate) fn metrics(&self, config: &Config) -> Option<SocketAddr> {
+        self.metrics.or(config.metrics.listen)
     }
 
     pub(crate) fn claim(&self) -> Claim {
@@ -91,5 +107,28 @@ mod tests {
         let explicit = Arguments::parse_from(["crabd", "--socket", "/s", "--log", "warn"]);
         assert_eq!(explicit.socket(&config), PathBuf::from("/s"));
         assert_eq!(explicit.log(&config), "warn");
+    }
+
+    #[test]
+    fn metrics_are_told_on_this_host_alone_and_only_if_asked_for() {
+        let mut config = Config::default();
+        let parse = |address| Arguments::try_parse_from(["crabd", "--metrics", address]);
+        let silent = Arguments::parse_from(["crabd"]);
+        assert_eq!(silent.metrics(&config), None);
+        config.metrics.listen = crab_config::loopback("127.0.0.1:1");
+        assert_eq!(silent.metrics(&config), config.metrics.listen);
+        let explicit = parse("[::1]:9464").unwrap();
+        let expected = "[::1]:9464".parse().unwrap();
+        assert_eq!(explicit.metrics(&config), Some(expected));
+        for wrong in [
+            "0.0.0.0:9464",
+            "192.0.2.1:80",
+            "[::]:1",
+            "9464",
+            "localhost",
+        ] {
+            let said = parse(wrong).unwrap_err().to_string();
+            assert!(said.contains("an address of this host alone"), "{said}");
+        }
     }
 }

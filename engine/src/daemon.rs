@@ -25,6 +25,7 @@ use crate::arguments::Arguments;
 use crate::desk::{self, Desk};
 use crate::desk_service::DeskService;
 use crate::endpoint::{Election, Lock, elect, listen, remove};
+use crate::metrics::Metrics;
 use crate::programs;
 use crate::readiness::{READY, STOPPING, tell};
 use crate::retention::Retention;
@@ -78,6 +79,15 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
         None
     });
 
+    let metrics = arguments.metrics(config).and_then(|address| {
+        let begun = Metrics::begin(address, config, service.clone(), desk.clone());
+        begun
+            .inspect_err(|error| {
+                warn!("no metrics: {error:#}; name another address in metrics.listen");
+            })
+            .ok()
+    });
+
     let mut tick = interval(SWEEP);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let why = loop {
@@ -103,6 +113,9 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     tell(STOPPING);
     clock.abort();
     service.state().close();
+    if let Some(metrics) = metrics {
+        metrics.end();
+    }
     for socket in [socket, &lending] {
         if let Err(error) = remove(socket) {
             warn!("remove {}: {error}", socket.display());

@@ -21,7 +21,7 @@ use crate::registry::Liveness;
 use crate::shim::Shim;
 
 /// Where the kernel says how much processes wait for a processor.
-const PRESSURE: &str = "/proc/pressure/cpu";
+pub(crate) const PRESSURE: &str = "/proc/pressure/cpu";
 
 /// What the clock shows when crabd begins: waits go on that began before it.
 const BEGINNING: Time = Time(24 * 3600 * 1_000_000);

@@ -10,6 +10,7 @@
 //!   shim --Ask, End-->  desk_service --> desk { scheduler, who waits for it }
 //!   shim <--a sealed copy of its runtime-- programs
 //!   shims, the store <--what is too much for the host goes-- retention
+//!   who scrapes <--HTTP, if that is asked for-- metrics <--journals of the store, state, desk
 //! ```
 //!
 //! It is started by the first shim that finds none, or by systemd. A lock
@@ -27,6 +28,7 @@ mod desk;
 mod desk_service;
 mod endpoint;
 mod holder;
+mod metrics;
 mod mounts;
 mod programs;
 mod readiness;
@@ -40,9 +42,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use crab_config::Config;
+use crab_config::{Config, LogFormat};
+use crab_log::JsonLines;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::arguments::Arguments;
 
@@ -65,11 +70,17 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Counting is worth more than a setting, as with the shims.
     let (config, fault) = Config::load_or_default();
     let filter = EnvFilter::try_new(arguments.log(&config)).context("read the log filter")?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+    match config.log.format {
+        LogFormat::Text => tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .init(),
+        LogFormat::Json => tracing_subscriber::registry()
+            .with(filter)
+            .with(JsonLines::new(std::io::stderr))
+            .init(),
+    }
     if let Some(fault) = fault {
         error!("the default configuration is in force: {fault}");
     }

@@ -202,6 +202,11 @@ impl State {
 
     pub(crate) fn summary(&mut self) -> Summary {
         self.registry.used(Instant::now());
+        self.look()
+    }
+
+    /// The same for who only looks on, for whom no crabd is kept.
+    pub(crate) fn look(&self) -> Summary {
         let mut lost = 0;
         let mut refused = Vec::new();
         let (programs, reason) = match &self.counting {

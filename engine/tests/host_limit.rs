@@ -171,6 +171,7 @@ fn history(writer: &SandboxWriter, seed: u64, turns: std::ops::Range<u64>) {
             checkpoint: Some(TurnId(turn)),
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 1,
             changed: Vec::new(),
             effects: TurnEffects::default(),

@@ -11,7 +11,9 @@ const NICENESS: i32 = 10;
 
 /// Runs `work` on a thread of its own and of low priority.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let span = tracing::Span::current();
     let work = move || {
+        let _in = span.entered();
         // What it calls on inherits it. Without, it is as any other thread.
         if rustix::process::getpriority_process(None).is_ok_and(|nice| nice < NICENESS) {
             let _ = rustix::process::setpriority_process(None, NICENESS);

@@ -73,9 +73,10 @@ use anyhow::{Context, Result};
 use args::Action;
 use bootstrap::{Caller, INPUT_LIMIT};
 use containerd_shim_protos::protobuf::Message;
-use crab_config::{Config, LogLevel};
+use crab_config::{Config, LogFormat, LogLevel};
+use crab_log::JsonLines;
 use options::RuntimeOptions;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::{filter::LevelFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
 fn main() -> ExitCode {
     if let Some(status) = crab_runtime::builtin::run_if_asked() {
@@ -115,7 +116,7 @@ fn run() -> Result<()> {
         Action::Serve => {
             // A container is worth more than its checkpoints' settings.
             let (config, fault) = Config::load_or_default();
-            log_to_containerd(args.debug, config.log_level)?;
+            log_to_containerd(args.debug, &config)?;
             let fault =
                 fault.map(|fault| format!("the default configuration is in force: {fault}"));
             if let Some(fault) = &fault {
@@ -148,14 +149,14 @@ fn read_input() -> Result<Vec<u8>> {
 
 /// containerd reads the FIFO `log` in the bundle. It may stop to: then lines are
 /// lost, and nothing waits.
-fn log_to_containerd(debug: bool, level: LogLevel) -> Result<()> {
+fn log_to_containerd(debug: bool, config: &Config) -> Result<()> {
     let log = File::options()
         .read(true)
         .write(true)
         .custom_flags(libc::O_NONBLOCK)
         .open("log")
         .context("open the FIFO log in the bundle")?;
-    let level = match level {
+    let level = match config.log_level {
         LogLevel::Trace => LevelFilter::TRACE,
         LogLevel::Debug => LevelFilter::DEBUG,
         // containerd's own `--debug`.
@@ -164,11 +165,17 @@ fn log_to_containerd(debug: bool, level: LogLevel) -> Result<()> {
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Error => LevelFilter::ERROR,
     };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(false)
-        .with_target(false)
-        .with_writer(Arc::new(log))
-        .init();
+    match config.log.format {
+        LogFormat::Text => tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_ansi(false)
+            .with_target(false)
+            .with_writer(Arc::new(log))
+            .init(),
+        LogFormat::Json => tracing_subscriber::registry()
+            .with(level)
+            .with(JsonLines::new(Arc::new(log)))
+            .init(),
+    }
     Ok(())
 }

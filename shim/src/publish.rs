@@ -4,7 +4,11 @@
 //! Runs while the sandbox runs on. If it fails, nothing of it is left in the
 //! store, and the next capture takes nothing for granted.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use anyhow::Result;
 use crab_fault::Point;
@@ -18,7 +22,7 @@ use crab_store::{
 };
 
 use crate::{
-    capture::{StagedCheckpoint, StagedImage, StagedProcesses},
+    capture::{Part, StagedCheckpoint, StagedImage, StagedProcesses},
     history::PIPES,
     sandbox::unix_ms,
 };
@@ -48,12 +52,15 @@ pub(crate) struct Published {
     pub(crate) manifest: Manifest,
     /// By position: the roots' new indexes and trees.
     pub(crate) indexes: Vec<(usize, Index, Digest)>,
+    /// When it was written.
+    pub(crate) written: Part,
 }
 
 impl Publication {
     /// Writes it all.
     pub(crate) fn publish(mut self) -> Result<Published> {
         crab_fault::at(Point::PublishBegun);
+        let begun = Instant::now();
         let mut pack = self.writer.begin()?;
         let mut indexes = Vec::new();
         for (at, staged) in std::mem::take(&mut self.staged.roots) {
@@ -97,7 +104,11 @@ impl Publication {
             bytes_stored: 0,
             bytes_raw: 0,
         })?;
-        Ok(Published { manifest, indexes })
+        Ok(Published {
+            manifest,
+            indexes,
+            written: (begun, begun.elapsed()),
+        })
     }
 
     fn files(&self) -> FileImage {

@@ -16,7 +16,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -126,6 +126,8 @@ pub(crate) struct Schedule {
     gate_limit: Duration,
     state: Mutex<State>,
     held: watch::Sender<Held>,
+    /// Is told of the turn whose capture has to wait, once.
+    queued: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
 }
 
 /// Something waits for the capture for as long as this is there.
@@ -162,7 +164,13 @@ impl Schedule {
             gate_limit: config.checkpoints.max_gate(),
             state: Mutex::default(),
             held: watch::Sender::default(),
+            queued: OnceLock::new(),
         }
+    }
+
+    /// Has this told of each turn whose capture crabd does not let go at once.
+    pub(crate) fn tell_of_waits(&self, tell: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.queued.set(Box::new(tell));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -220,6 +228,7 @@ impl Schedule {
     pub(crate) async fn capture(&self, class: Class, bytes: u64) -> Result<(), NotNow> {
         let mut watching = self.held.subscribe();
         let now = self.state().now;
+        let mut waits = false;
         loop {
             let held = *watching.borrow_and_update();
             if held.closing {
@@ -237,7 +246,13 @@ impl Schedule {
             tokio::select! {
                 answer = self.ask(question) => match answer {
                     Answer::Go => return Ok(()),
-                    Answer::Wait => {}
+                    Answer::Wait => {
+                        if !std::mem::replace(&mut waits, true)
+                            && let Some(tell) = self.queued.get()
+                        {
+                            tell(now.turn);
+                        }
+                    }
                     Answer::GiveUp if now.regardless => {}
                     Answer::GiveUp => return Err(NotNow::GivenUp),
                     Answer::None(why) => {

@@ -371,6 +371,7 @@ pub(crate) fn start(
         checkpoint: Some(START),
         degraded: manifest.degraded.clone(),
         cost: Cost::default(),
+        spans: Default::default(),
         files_changed: 0,
         changed: Vec::new(),
         effects: Default::default(),

@@ -27,11 +27,13 @@ use crate::{
 
 const MAGIC: &[u8; 8] = b"CRABJRNL";
 const VERSION: u32 = 1;
-const HEADER_LEN: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 /// Not UTF-8, so that no json has it.
 const RECORD_MAGIC: [u8; 4] = [0xff, b'C', b'J', 0xfe];
-const CHECK_LEN: usize = 16;
-const RECORD_HEADER_LEN: usize = 4 + 4 + CHECK_LEN;
+pub(crate) const CHECK_LEN: usize = 16;
+/// Where in a record it is.
+pub(crate) const CHECK_AT: usize = 4 + 4;
+const RECORD_HEADER_LEN: usize = CHECK_AT + CHECK_LEN;
 /// Largest record.
 const MAX_RECORD: usize = 1 << 20;
 /// Largest journal that is read.
@@ -148,6 +150,91 @@ pub(crate) fn since(path: &Path, place: u64) -> Result<Option<Vec<JournalRecord>
         _ => Ok(None),
     }
 }
+
+/// A whole record, and where it is.
+pub(crate) struct Frame {
+    pub(crate) record: JournalRecord,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+    pub(crate) check: [u8; CHECK_LEN],
+}
+
+/// Whether a journal of this length has its header by now.
+pub(crate) fn has_header(path: &Path, file: &File, len: u64) -> Result<bool, ReadError> {
+    let mut head = vec![0; len.min(HEADER_LEN as u64) as usize];
+    file.read_exact_at(&mut head, 0)
+        .map_err(FileError::of("read", path))?;
+    // Its version, and whether it is a journal at all.
+    parse(path, &head)?;
+    Ok(!is_torn_header(&head))
+}
+
+/// Hands on the whole records between two places, of which the first is where one begins, or was
+/// expected to. Tells where the last of them ends. Never has more than [`SIGHT`] of it in memory.
+pub(crate) fn frames(
+    path: &Path,
+    file: &File,
+    from: u64,
+    to: u64,
+    each: &mut dyn FnMut(Frame),
+) -> Result<u64, ReadError> {
+    let (mut place, mut end) = (from, from);
+    while place < to {
+        let mut bytes = vec![0; (to - place).min(SIGHT as u64) as usize];
+        if let Err(error) = file.read_exact_at(&mut bytes, place) {
+            // Its end was cut off meanwhile.
+            if error.kind() == std::io::ErrorKind::UnexpectedEof {
+                break;
+            }
+            return Err(FileError::of("read", path)(error).into());
+        }
+        let mut at = 0;
+        while at < bytes.len() {
+            let Some((record, next)) = record_at(&bytes, at) else {
+                let ahead = bytes[at + 1..]
+                    .windows(RECORD_MAGIC.len())
+                    .position(|window| window == RECORD_MAGIC);
+                at = ahead.map_or(bytes.len(), |ahead| at + 1 + ahead);
+                continue;
+            };
+            let check = bytes[at + CHECK_AT..].first_chunk();
+            end = place + next as u64;
+            each(Frame {
+                record,
+                begin: place + at as u64,
+                end,
+                check: check.copied().unwrap_or_default(),
+            });
+            at = next;
+        }
+        if place + bytes.len() as u64 == to {
+            break;
+        }
+        // What begins in its last part is seen whole from there.
+        let seen = place + (bytes.len() - MAX_RECORD - RECORD_HEADER_LEN) as u64;
+        place = end.max(seen);
+    }
+    Ok(end)
+}
+
+/// Where the last whole record of a journal of this length ends, looked for from its end; and where
+/// that begins, with its check. Nothing if there is none.
+pub(crate) fn end(file: &File, len: u64, last: &mut Option<(u64, [u8; CHECK_LEN])>) -> Option<u64> {
+    let path = Path::new("");
+    for sight in [64 << 10, SIGHT as u64] {
+        let from = len.saturating_sub(sight).max(HEADER_LEN as u64);
+        let end = frames(path, file, from, len, &mut |frame: Frame| {
+            *last = Some((frame.begin, frame.check));
+        });
+        if let (Ok(end), Some(_)) = (end, &last) {
+            return Some(end);
+        }
+    }
+    None
+}
+
+/// How much of a journal has the reader of its end before it at a time: a record of any size.
+const SIGHT: usize = 2 * MAX_RECORD;
 
 /// How much of a journal is as it was written.
 pub(crate) struct Soundness {
@@ -338,6 +425,7 @@ mod tests {
             at_ms: 1,
             turn: TurnId(turn),
             reason: "x".repeat(turn as usize),
+            kind: Default::default(),
         })
     }
 

@@ -51,6 +51,7 @@ impl<'a> Walk<'a> {
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
             | JournalRecord::Began(_)
+            | JournalRecord::Step(_)
             | JournalRecord::Ended(_)
             | JournalRecord::Unknown => {}
         }
@@ -193,6 +194,7 @@ mod tests {
             checkpoint: checkpoint.map(TurnId),
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),
@@ -216,6 +218,7 @@ mod tests {
             at_ms: 0,
             turn: TurnId(turn),
             reason: "disk full".to_owned(),
+            kind: Default::default(),
         })
     }
 

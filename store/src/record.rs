@@ -15,6 +15,8 @@ use crate::{
     class::Class,
     effects::{TurnEffects, clip_in},
     id::{SandboxId, TurnId},
+    spans::Spans,
+    steps::{FailureKind, Step, StepRecord},
     text::clip,
 };
 
@@ -56,6 +58,8 @@ pub enum JournalRecord {
     Fork(ForkRecord),
     /// The sandbox runs: it was started, or started again. Its shim notes how it ends.
     Began(BeganRecord),
+    /// A turn has come so far, which is not over or not in the store.
+    Step(StepRecord),
     /// Its init has ended, and its shim has seen it.
     Ended(EndedRecord),
     /// A kind that this version does not know.
@@ -71,7 +75,24 @@ impl JournalRecord {
             Self::Rollback(record) | Self::Restore(record) => Some(record.from),
             Self::CaptureFailed(record) => Some(record.turn),
             Self::Fork(_) => Some(TurnId(0)),
-            Self::Removed(_) | Self::Began(_) | Self::Ended(_) | Self::Unknown => None,
+            Self::Removed(_) | Self::Began(_) | Self::Step(_) | Self::Ended(_) | Self::Unknown => {
+                None
+            }
+        }
+    }
+
+    /// When it happened, in milliseconds since the Unix epoch: of a turn, when it was over.
+    pub fn at_ms(&self) -> Option<u64> {
+        match self {
+            Self::Turn(record) => Some(record.ended_ms),
+            Self::Rollback(record) | Self::Restore(record) => Some(record.at_ms),
+            Self::CaptureFailed(record) => Some(record.at_ms),
+            Self::Removed(record) => Some(record.at_ms),
+            Self::Fork(record) => Some(record.at_ms),
+            Self::Step(record) => Some(record.at_ms),
+            Self::Began(record) => Some(record.at_ms),
+            Self::Ended(record) => Some(record.at_ms),
+            Self::Unknown => None,
         }
     }
 
@@ -106,6 +127,11 @@ impl JournalRecord {
                 clip_in(&mut record.why, MAX_REASON);
             }
             Self::Began(record) => clip_in(&mut record.boot, MAX_BOOT),
+            Self::Step(record) => {
+                if let Step::Opened { command, .. } = &mut record.step {
+                    clip_in(command, MAX_COMMAND);
+                }
+            }
             Self::Rollback(_)
             | Self::Restore(_)
             | Self::Fork(_)
@@ -190,6 +216,9 @@ pub struct TurnRecord {
     /// What it cost.
     #[serde(default)]
     pub cost: Cost,
+    /// And when.
+    #[serde(default, skip_serializing_if = "Spans::is_empty")]
+    pub spans: Spans,
     /// How many paths were added, changed or removed, those left out that are ignored.
     #[serde(default)]
     pub files_changed: u64,
@@ -306,6 +335,9 @@ pub struct CaptureFailed {
     pub turn: TurnId,
     /// Why, in one line.
     pub reason: String,
+    /// And of what kind that is.
+    #[serde(default, skip_serializing_if = "FailureKind::is_other")]
+    pub kind: FailureKind,
 }
 
 /// Of which sandbox a sandbox began as a copy.

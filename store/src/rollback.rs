@@ -91,6 +91,7 @@ impl Note {
             | JournalRecord::Removed(_)
             | JournalRecord::Fork(_)
             | JournalRecord::Began(_)
+            | JournalRecord::Step(_)
             | JournalRecord::Ended(_)
             | JournalRecord::Unknown => false,
         }

@@ -81,6 +81,11 @@ impl Store {
         &self.root
     }
 
+    /// The directory of the directories of namespaces, in which those of sandboxes are.
+    pub fn sandboxes_dir(&self) -> PathBuf {
+        self.root.join(SANDBOXES_DIR)
+    }
+
     pub(crate) fn at(&self, id: &SandboxId) -> SandboxStore {
         let dir = self.root.join(SANDBOXES_DIR);
         let dir = dir.join(id.namespace()).join(id.id());

@@ -163,6 +163,7 @@ fn turn(number: u64, checkpoint: u64) -> JournalRecord {
         checkpoint: Some(TurnId(checkpoint)),
         degraded: None,
         cost: Cost::default(),
+        spans: Default::default(),
         files_changed: 0,
         changed: Vec::new(),
         effects: TurnEffects::default(),

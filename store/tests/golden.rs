@@ -161,6 +161,7 @@ fn records() -> Vec<JournalRecord> {
             at_ms: 4,
             turn: TurnId(4),
             reason: "no space left".to_owned(),
+            kind: Default::default(),
         }),
     ]
 }

@@ -41,6 +41,7 @@ impl Line {
                 JournalRecord::CaptureFailed(_)
                 | JournalRecord::Removed(_)
                 | JournalRecord::Began(_)
+                | JournalRecord::Step(_)
                 | JournalRecord::Ended(_)
                 | JournalRecord::Unknown => {}
             }
@@ -205,6 +206,7 @@ mod tests {
             checkpoint: Some(TurnId(turn)),
             degraded: None,
             cost: Cost::default(),
+            spans: Default::default(),
             files_changed: 0,
             changed: Vec::new(),
             effects: Default::default(),

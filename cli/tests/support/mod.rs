@@ -151,6 +151,7 @@ impl Host {
                 at_ms: 1,
                 turn: TurnId(4),
                 reason: "no space left".to_owned(),
+                kind: Default::default(),
             }),
         );
         append(
@@ -195,6 +196,7 @@ pub(crate) fn turn_record(turn: u64, command: &str, class: Class) -> TurnRecord 
         checkpoint: Some(TurnId(turn)),
         degraded: None,
         cost: Cost::default(),
+        spans: Default::default(),
         files_changed: u64::from(class.has_files()),
         changed: vec![ChangedPath {
             change: Change::Added,

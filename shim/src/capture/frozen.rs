@@ -17,7 +17,7 @@ use crab_schedule::Class;
 use crab_store::Cost;
 
 use super::{
-    Baseline, Capture, StagedImage, StagedProcesses, Taken,
+    Baseline, Capture, StagedImage, StagedProcesses, Taken, Times,
     dump::{Dump, Dumped, entries, left_out},
     evidence::Epoch,
     files_only, micros,
@@ -189,9 +189,10 @@ impl Capture {
             thawed = self.epoch(&last);
         }
         crab_fault::at(Point::CaptureTaken);
-        let frozen_us = micros(frozen.thaw()?);
+        let stood = frozen.thaw()?;
+        let went_on = Instant::now();
         crab_fault::at(Point::CaptureThawed);
-        let capture_us = micros(capture.elapsed());
+        let took = capture.elapsed();
         if let Some(dump) = not_needed {
             dump.give_up();
         }
@@ -219,11 +220,17 @@ impl Capture {
         };
         let cost = Cost {
             decide_us,
-            capture_us,
-            frozen_us: frozen_us + micros(again),
+            capture_us: micros(took),
+            frozen_us: micros(stood + again),
             ..Cost::default()
         };
-        Ok(look.taken(files, effects, processes, half.degraded, cost))
+        let times = Times {
+            decide: Some(look.until(capture)),
+            wait: look.waited,
+            capture: Some((capture, took)),
+            frozen: Some((went_on.checked_sub(stood).unwrap_or(capture), stood)),
+        };
+        Ok(look.taken(files, effects, processes, half.degraded, (cost, times)))
     }
 
     /// Takes note of the image that CRIU has written, if it has.

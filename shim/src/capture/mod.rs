@@ -29,6 +29,7 @@ mod mark;
 mod roots;
 mod standing;
 mod take;
+mod times;
 mod verify;
 mod warm;
 
@@ -56,6 +57,7 @@ pub(crate) use self::{
     baseline::Baseline,
     dump::{Purpose, can_dump, left_out},
     lasting::Lasting,
+    times::{Part, Times, Wall},
     verify::{MountDifference, Verification},
     warm::{Warm, same_processes},
 };
@@ -104,6 +106,7 @@ pub(crate) struct Taken {
     /// Why there is no process image although one was needed.
     pub(crate) degraded: Option<String>,
     pub(crate) cost: Cost,
+    pub(crate) times: Times,
     pub(crate) files_changed: u64,
     pub(crate) changed: Vec<ChangedPath>,
     pub(crate) effects: TurnEffects,
@@ -268,14 +271,19 @@ impl Capture {
         let start = Instant::now();
         let scans = self.scan(&Set::default(), false)?;
         let roots = self.stage(scans)?;
+        let took = start.elapsed();
         Ok(Taken {
             class: Class::Files,
             reason: "the state before the start".into(),
             unobserved: None,
             degraded: None,
             cost: Cost {
-                capture_us: micros(start.elapsed()),
+                capture_us: micros(took),
                 ..Cost::default()
+            },
+            times: Times {
+                capture: Some((start, took)),
+                ..Times::default()
             },
             files_changed: 0,
             changed: Vec::new(),
@@ -301,14 +309,19 @@ impl Capture {
 
     fn nothing(&self, seen: &Seen, set: &Set, now: Option<&Effects>, start: Instant) -> Taken {
         let effects = self.effects_of_turn(&ProcessHalf::Unchanged, set, Vec::new(), now);
+        let took = start.elapsed();
         Taken {
             class: Class::None,
             reason: decide::reason(seen, 0, 0, &ProcessHalf::Unchanged),
             unobserved: unobserved(seen),
             degraded: None,
             cost: Cost {
-                decide_us: micros(start.elapsed()),
+                decide_us: micros(took),
                 ..Cost::default()
+            },
+            times: Times {
+                decide: Some((start, took)),
+                ..Times::default()
             },
             files_changed: 0,
             changed: Vec::new(),

@@ -13,7 +13,8 @@ use crab_runtime::{files::Staged, procs::Set, system_v::Objects};
 use crab_store::{Class, Cost, TurnEffects};
 
 use super::{
-    Baseline, Capture, StagedCheckpoint, StagedProcesses, Taken, micros, roots::Scans, unobserved,
+    Baseline, Capture, Part, StagedCheckpoint, StagedProcesses, Taken, Times, micros, roots::Scans,
+    unobserved,
 };
 use crate::{
     decide::{self, ProcessHalf, Seen},
@@ -22,7 +23,12 @@ use crate::{
 
 /// What a look has found so far.
 pub(super) struct Look {
+    /// When it began, but that waiting is no deciding: so much later.
     pub(super) start: Instant,
+    /// When it began.
+    pub(super) began: Instant,
+    /// When it waited for its turn.
+    pub(super) waited: Option<Part>,
     pub(super) seen: Seen,
     pub(super) half: ProcessHalf,
     /// Memory-backed files may have changed with no trace.
@@ -140,10 +146,11 @@ impl Capture {
             if before.half.needs_image() && !look.half.needs_image() {
                 look.half = before.half;
             }
-            look.start = before.start;
+            (look.start, look.began) = (before.start, before.began);
         }
         // What is told as deciding is no waiting.
         look.start += waited;
+        look.waited = Some((begun, waited));
         self.take_frozen(look, &set)
     }
 
@@ -197,6 +204,8 @@ impl Capture {
         };
         let look = Look {
             start,
+            began: start,
+            waited: None,
             seen,
             half,
             reread: means || made || self.known.reread,
@@ -235,8 +244,8 @@ impl Capture {
         if !self.watches_root() && judged.class != Class::None {
             return Ok(Err(look));
         }
-        let decide_us = micros(look.start.elapsed());
         let capture = Instant::now();
+        let decide_us = micros(capture - look.start);
         let staged = match judged.scans.torn {
             true => None,
             false => Some(self.files(judged)?),
@@ -261,12 +270,24 @@ impl Capture {
             }
             _ => StagedProcesses::Kept,
         };
+        let took = capture.elapsed();
         let cost = Cost {
             decide_us,
-            capture_us: micros(capture.elapsed()),
+            capture_us: micros(took),
             ..Cost::default()
         };
-        Ok(Ok(look.taken(files, effects, processes, None, cost)))
+        let times = Times {
+            decide: Some(look.until(capture)),
+            capture: Some((capture, took)),
+            ..Times::default()
+        };
+        Ok(Ok(look.taken(
+            files,
+            effects,
+            processes,
+            None,
+            (cost, times),
+        )))
     }
 
     /// Compares all roots, and judges what differs.
@@ -320,6 +341,11 @@ impl Files {
 }
 
 impl Look {
+    /// All of it, up to a capture.
+    pub(super) fn until(&self, capture: Instant) -> Part {
+        (self.began, capture.saturating_duration_since(self.began))
+    }
+
     /// What came out of it.
     pub(super) fn taken(
         &self,
@@ -327,7 +353,7 @@ impl Look {
         effects: TurnEffects,
         processes: StagedProcesses,
         degraded: Option<String>,
-        cost: Cost,
+        (cost, times): (Cost, Times),
     ) -> Taken {
         let Files {
             verdict,
@@ -346,6 +372,7 @@ impl Look {
             unobserved: unobserved(&self.seen),
             degraded,
             cost,
+            times,
             files_changed: verdict.relevant as u64,
             changed: verdict.changed,
             effects,

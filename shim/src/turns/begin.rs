@@ -17,13 +17,13 @@ use crab_runtime::{
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ProcessImage, RestoreRequest, RollbackRecord, SandboxWriter,
-    Trigger, TurnId, command_line,
+    Step, Trigger, TurnId, command_line,
 };
 use tokio::runtime::Handle;
 
 use super::{
     record::Way,
-    task::{History, Open, Task, Watch},
+    task::{History, Open, Task, Watch, note},
 };
 use crate::{
     capture::{Baseline, Capture, Known, Lasting, images_of, mount_table, open_roots},
@@ -74,8 +74,18 @@ impl Task {
                 return Ok(());
             }
         };
+        let writer = Arc::new(writer);
+        self.schedule.tell_of_waits({
+            // What waits does not keep the history of a sandbox that is gone.
+            let writer = Arc::downgrade(&writer);
+            move |turn| {
+                if let Some(writer) = writer.upgrade() {
+                    note(&writer, TurnId(turn), Step::Queued);
+                }
+            }
+        });
         self.history = Ok(History {
-            writer: Arc::new(writer),
+            writer,
             capture: Some(capture),
             version,
             next,
@@ -92,6 +102,10 @@ impl Task {
             None => {
                 let command = command_line(self.container.bundle.args());
                 let open = Open::new(next, Trigger::Start, command, Duration::ZERO);
+                if let Ok(history) = &self.history {
+                    let (trigger, command) = (open.trigger, open.command.clone());
+                    history.note(next, Step::Opened { trigger, command });
+                }
                 // Restored from a client's images, it runs already.
                 let look = if fresh { Way::Initial } else { Way::Turn };
                 if let Err(error) = self.boundary(open, look).await {

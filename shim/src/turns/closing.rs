@@ -55,7 +55,9 @@ impl Task {
             && let Some(mut capture) = history.capture.take()
         {
             open.look_begins();
+            let span = tracing::Span::current();
             self.early = Some(tokio::task::spawn_blocking(move || {
+                let _in = span.entered();
                 let (before, taken) = capture.take_running_only();
                 (capture, before, taken)
             }));

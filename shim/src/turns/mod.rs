@@ -46,6 +46,7 @@ use tokio::{
     task::JoinHandle,
     time::timeout,
 };
+use tracing::Instrument;
 
 pub(crate) use self::hint::Meta;
 use self::task::Task;
@@ -237,9 +238,12 @@ pub(crate) fn start(container: Arc<Container>, tracer: Arc<Tracer>) -> Turns {
     let status = Arc::new(Mutex::new(Status::default()));
     let max_gate = container.config.checkpoints.max_gate();
     let weak = Arc::downgrade(&container);
-    let schedule = Arc::new(Schedule::new(&container.config, container.id.to_string()));
+    let id = container.id.to_string();
+    let schedule = Arc::new(Schedule::new(&container.config, id.clone()));
     let task = Task::new(container, tracer, schedule.clone(), status.clone());
-    tokio::spawn(task.run(rx));
+    // What is logged of it names it; a shim may have several.
+    let span = tracing::error_span!("sandbox", sandbox = %id);
+    tokio::spawn(task.run(rx).instrument(span));
     Turns {
         messages,
         status,

@@ -5,10 +5,17 @@
 //! written when it is in the store, so that a record never promises what is not
 //! there.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    io,
+    time::{Duration, Instant, SystemTime},
+};
 
 use anyhow::{Context, Result, anyhow, bail};
-use crab_store::{CaptureFailed, Class, Cost, JournalRecord, Trigger, TurnId, TurnRecord};
+use crab_store::{
+    CaptureFailed, Class, Cost, FailureKind, JournalRecord, Step, Trigger, TurnId, TurnRecord,
+};
+
+use tracing::Instrument;
 
 use super::{
     Checkpointed,
@@ -16,7 +23,7 @@ use super::{
 };
 use crate::{
     background,
-    capture::Taken,
+    capture::{Taken, Wall},
     publish::{Publication, Published},
     sandbox::unix_ms,
     schedule::{End, NotNow},
@@ -61,7 +68,9 @@ impl Task {
         let taken = match capture {
             None => Err(anyhow!("the sandbox has not begun")),
             Some(mut capture) => {
+                let span = tracing::Span::current();
                 let worked = tokio::task::spawn_blocking(move || {
+                    let _in = span.entered();
                     let taken = match way {
                         Way::Initial => capture.take_initial(),
                         Way::Turn => capture.take(false),
@@ -112,6 +121,7 @@ impl Task {
             boundary_us,
             ..taken.cost
         };
+        record.spans = taken.times.spans();
         record.files_changed = taken.files_changed;
         record.changed = taken.changed;
         record.effects = taken.effects;
@@ -163,13 +173,23 @@ impl Task {
             tmpfs_images: capture.tmpfs_images.clone(),
             staged,
         };
+        history.note(
+            record.turn,
+            Step::Captured {
+                class: record.class,
+                exit: record.exit,
+            },
+        );
         let schedule = self.schedule.clone();
         history.pending = Some(Pending {
             record,
-            task: tokio::spawn(async move {
-                schedule.publish(turn, class, bytes).await;
-                background::run("publication", move || publication.publish()).await
-            }),
+            task: tokio::spawn(
+                async move {
+                    schedule.publish(turn, class, bytes).await;
+                    background::run("publication", move || publication.publish()).await
+                }
+                .in_current_span(),
+            ),
             started: Instant::now(),
         });
         Ok(answer)
@@ -227,6 +247,10 @@ impl Task {
                         capture.roots[at].tree = Some(tree);
                     }
                 }
+                let (wall, (begun, _)) = (Wall::now(), published.written);
+                let queued = begun.saturating_duration_since(pending.started);
+                record.spans.publish_wait = Some(wall.span((pending.started, queued)));
+                record.spans.publish = Some(wall.span(published.written));
                 record.checkpoint = Some(published.manifest.turn);
                 record.degraded = published.manifest.degraded.clone();
                 record.cost.bytes_stored = published.manifest.bytes_stored;
@@ -245,7 +269,7 @@ impl Task {
                     error = why,
                     "checkpoint not published"
                 );
-                self.give_up(record, &why);
+                self.give_up(record, &why, kind_of(&error));
                 Some(why)
             }
         }
@@ -254,23 +278,23 @@ impl Task {
     /// A turn was not captured: because that failed, or because it was not to be waited for.
     fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
         match error.downcast_ref::<NotNow>() {
-            None => self.give_up(record, &format!("{error:#}")),
+            None => self.give_up(record, &format!("{error:#}"), kind_of(error)),
             Some(NotNow::GivenUp) => {
                 let why = NotNow::GivenUp.to_string();
                 self.schedule.end(record.turn.0, End::GivenUp, &why);
-                self.give_up(record, &why);
+                self.give_up(record, &why, FailureKind::GivenUp);
             }
             Some(NotNow::Merged) => {
                 let why = NotNow::Merged.to_string();
                 self.schedule.end(record.turn.0, End::Void, &why);
-                self.give_up(record, &why);
+                self.give_up(record, &why, FailureKind::Merged);
             }
         }
     }
 
     /// A turn without a checkpoint: says so in the journal, and takes nothing for
     /// granted next time.
-    fn give_up(&mut self, mut record: TurnRecord, reason: &str) {
+    fn give_up(&mut self, mut record: TurnRecord, reason: &str, kind: FailureKind) {
         // If it has not been said yet.
         self.schedule.end(record.turn.0, End::Failed, reason);
         let Ok(history) = &mut self.history else {
@@ -293,6 +317,7 @@ impl Task {
             at_ms: unix_ms(SystemTime::now()),
             turn,
             reason: reason.into(),
+            kind,
         }));
     }
 
@@ -318,6 +343,22 @@ impl Task {
         let history = self.history.as_ref().ok()?;
         let (turn, command) = (history.next, String::new());
         Some(Open::new(turn, Trigger::Manual, command, Duration::ZERO))
+    }
+}
+
+/// What of the kinds that programs want to know a failure is.
+fn kind_of(error: &anyhow::Error) -> FailureKind {
+    // Of the store's, or of the directory for what is staged.
+    let is_full = |cause: &(dyn std::error::Error + 'static)| {
+        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(
+            io,
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        )
+    };
+    match error.chain().any(is_full) {
+        true => FailureKind::NoSpace,
+        false => FailureKind::Other,
     }
 }
 

@@ -11,7 +11,8 @@ use anyhow::{Result, anyhow};
 use crab_api::tracer::Effects;
 use crab_runtime::reaper::Exit;
 use crab_store::{
-    Class, Cost, Durability, JournalRecord, Manifest, SandboxWriter, Trigger, TurnId, TurnRecord,
+    Class, Cost, Durability, JournalRecord, Manifest, SandboxWriter, Step, StepRecord, Trigger,
+    TurnId, TurnRecord,
 };
 use tokio::{
     sync::mpsc,
@@ -59,6 +60,8 @@ pub(super) struct Open {
     pub(super) over: Option<Instant>,
     /// How long after that it was looked at.
     boundary: Option<Duration>,
+    /// That it is open is in the journal.
+    noted: bool,
 }
 
 impl Open {
@@ -76,6 +79,7 @@ impl Open {
             ended: None,
             over: None,
             boundary: None,
+            noted: false,
         }
     }
 
@@ -124,6 +128,7 @@ impl Open {
             unobserved: None,
             checkpoint: None,
             degraded: None,
+            spans: Default::default(),
             cost: Cost {
                 gate_us: micros(self.gate),
                 boundary_us: micros(self.boundary.unwrap_or_default()),
@@ -318,11 +323,13 @@ impl Task {
                 self.go_on(at).await;
                 self.begin(exec, command, at.elapsed());
                 let _ = go.send(());
+                self.note_open();
             }
             Message::Input { process, at, go } => {
                 self.go_on(at).await;
                 self.told(process, at).await;
                 let _ = go.send(());
+                self.note_open();
             }
             Message::Ended { exec, exit } => self.ended(&exec, exit).await,
             Message::BeforeStart {
@@ -344,6 +351,7 @@ impl Task {
             }
             Message::HintBegin { meta, at, reply } => {
                 let _ = reply.send(self.hint_begin(meta, at).await);
+                self.note_open();
             }
             Message::HintEnd { meta, reply } => match self.hint_end(meta) {
                 Err(refused) => {
@@ -440,6 +448,17 @@ impl Task {
         Some(open)
     }
 
+    /// Says that a turn is open, when whoever began it has gone on.
+    fn note_open(&mut self) {
+        let (Some(open), Ok(history)) = (&mut self.open, &self.history) else {
+            return;
+        };
+        if !std::mem::replace(&mut open.noted, true) {
+            let (trigger, command) = (open.trigger, open.command.clone());
+            history.note(open.turn, Step::Opened { trigger, command });
+        }
+    }
+
     async fn ended(&mut self, exec: &str, exit: Option<Exit>) {
         let command = self.commands.remove(exec);
         self.inside_ended(exec, command, exit).await;
@@ -484,6 +503,15 @@ impl Task {
     }
 }
 
+/// See [`History::note`].
+pub(super) fn note(writer: &SandboxWriter, turn: TurnId, step: Step) {
+    let at_ms = unix_ms(SystemTime::now());
+    let step = JournalRecord::Step(StepRecord { at_ms, turn, step });
+    if let Err(error) = writer.append(step, Durability::Lazy) {
+        tracing::debug!(%error, "a step of a turn is not in the journal");
+    }
+}
+
 /// When the checkpoint on its way is in the store, or failed; never if there is none.
 async fn published(pending: Option<&mut Pending>) -> Result<Result<Published>, JoinError> {
     match pending {
@@ -501,6 +529,14 @@ async fn at(time: Option<Instant>) {
 }
 
 impl History {
+    /// Says how far a turn has come, to whoever follows. What cannot be written at once is not
+    /// said.
+    pub(super) fn note(&self, turn: TurnId, step: Step) {
+        if self.unwritten.is_empty() {
+            note(&self.writer, turn, step);
+        }
+    }
+
     /// Writes to the journal. What a full disk refuses is kept and written before
     /// the next record, as far as [`MAX_UNWRITTEN`] goes.
     pub(super) fn append(&mut self, record: JournalRecord) {

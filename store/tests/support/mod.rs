@@ -136,6 +136,7 @@ pub(crate) fn turn_record(turn: u64) -> TurnRecord {
         checkpoint: Some(TurnId(turn)),
         degraded: None,
         cost: Cost::default(),
+        spans: Default::default(),
         files_changed: 1,
         changed: vec![ChangedPath {
             change: Change::Added,
