@@ -173,14 +173,22 @@ fn a_capture_that_would_hold_an_agent_back_for_too_long_is_given_up_and_made_up_
     let latest = annotated("schedule.durability=latest")?;
     let of_busy = Counter::start(&crab, &busy, 1)?;
     let cases = [
-        (&limited, Counter::start(&crab, &limited, 1)?, "given up"),
-        (&latest, Counter::start(&crab, &latest, 1)?, "the next turn"),
+        (
+            &limited,
+            Counter::start(&crab, &limited, 1)?,
+            ["given up", "given-up"],
+        ),
+        (
+            &latest,
+            Counter::start(&crab, &latest, 1)?,
+            ["the next turn", "merged"],
+        ),
     ];
     let last = crab.last_turn(&busy)?;
     host.hold_back()?;
     of_busy.ask_only()?.wait()?.ok()?;
     wait_for_state(&crab, &busy, "capturing")?;
-    for (sandbox, counter, says) in &cases {
+    for (sandbox, counter, [says, kind]) in &cases {
         let last = crab.last_turn(sandbox)?;
         counter.ask_only()?.wait()?.ok()?;
         wait_for_state(&crab, sandbox, "queued")?;
@@ -189,6 +197,9 @@ fn a_capture_that_would_hold_an_agent_back_for_too_long_is_given_up_and_made_up_
         let turn = crab.wait_for_turn_after(sandbox, last)?;
         ensure!(turn.failed.is_some() && !turn.published, "{turn:?}");
         ensure!(turn.record.reason.contains(says), "{}", turn.record.reason);
+        let told = crab.run(&["events", &sandbox.sandbox_id(), "--json"])?;
+        let kind = format!("\"kind\":\"{kind}\"");
+        ensure!(told.stdout.contains(&kind), "{}", told.stdout);
     }
     let jobs = crab.json(&["jobs"])?;
     ensure!(
