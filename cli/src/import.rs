@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use crab_store::{Archive, ImageName, ImportError, Imported, SandboxId, TurnId};
+use crab_store::{Archive, ImageName, ImportError, Imported, Lacks, Manifest, SandboxId, TurnId};
 use serde::Serialize;
 
 use crate::{
@@ -32,6 +32,9 @@ struct Import {
     processes: bool,
     image: Option<ImageName>,
     image_here: Option<Here>,
+    /// What this machine lacks for its processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lacks: Option<String>,
 }
 
 pub(crate) async fn run(
@@ -69,6 +72,7 @@ pub(crate) async fn run(
         Some(image) => Some(image::here(&id, image).await),
         None => None,
     };
+    let lacks = lacking(context, &id, &manifest).map(|lacks| lacks.to_string());
     let import = Import {
         sandbox: id,
         from,
@@ -76,8 +80,19 @@ pub(crate) async fn run(
         processes: manifest.processes.is_some(),
         image: exported.image,
         image_here,
+        lacks,
     };
     context.answer(&import, text)
+}
+
+/// What this machine lacks for what was imported.
+fn lacking(context: &Context, id: &SandboxId, manifest: &Manifest) -> Option<Lacks> {
+    let sandbox = context.store().ok()?.sandbox(id).ok()?;
+    let image = sandbox.reader(manifest).ok()?;
+    image
+        .process_image(manifest.processes?.digest)
+        .ok()?
+        .lacking()
 }
 
 fn text(import: &Import) -> String {
@@ -88,6 +103,12 @@ fn text(import: &Import) -> String {
         import.turn,
         with(import.processes)
     );
+    if let Some(lacks) = &import.lacks {
+        text += &format!(
+            "it cannot be restored here with its processes: {}\n",
+            visible(lacks)
+        );
+    }
     let name = import.image.as_ref().map(|image| visible(&image.name));
     if let (Some(image), Some(name)) = (&import.image, &name) {
         let digest = image.digest.as_deref().unwrap_or("of no known digest");

@@ -3,8 +3,8 @@
 //! `crab show S TURN`: one turn in detail.
 
 use crab_store::{
-    EntryKind, Journal, JournalRecord, Manifest, ProcessEntry, ReadError, SandboxId, SandboxStore,
-    Tree, TurnId,
+    EntryKind, Journal, JournalRecord, Machine, Manifest, ProcessEntry, ProcessImage, ReadError,
+    SandboxId, SandboxStore, Tree, TurnId,
 };
 use serde::Serialize;
 
@@ -58,6 +58,12 @@ enum Contents {
         processes: Vec<ProcessEntry>,
         process_bytes: u64,
         criu: Option<String>,
+        /// Where the processes were taken, if that is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        machine: Option<Box<Machine>>,
+        /// What this machine lacks for them.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        lacks: Option<String>,
     },
     Damaged(String),
 }
@@ -153,6 +159,10 @@ fn contents(sandbox: &SandboxStore, manifest: &Manifest) -> Result<Contents, Rea
             .flat_map(|image| &image.files)
             .map(|file| file.size)
             .sum(),
+        lacks: image
+            .as_ref()
+            .and_then(|image| Some(image.lacking()?.to_string())),
+        machine: image.as_ref().and_then(ProcessImage::machine).map(Box::new),
         criu: image.as_ref().map(|image| image.criu_version.clone()),
         processes: image.map(|image| image.processes).unwrap_or_default(),
     })
@@ -200,6 +210,23 @@ fn text(show: &Show) -> String {
         effects::lines(&mut sheet, &turn.record);
     }
     sheet.0
+}
+
+/// Where processes were taken, as far as that is not this machine as it is.
+fn of_another(taken: &Machine) -> Option<String> {
+    let here = Machine::here();
+    let same = [
+        (&taken.kernel, &here.kernel),
+        (&taken.arch, &here.arch),
+        (&taken.crab, &here.crab),
+    ];
+    let is_another = |(taken, here): &(&String, &String)| !taken.is_empty() && taken != here;
+    same.iter().any(is_another).then(|| {
+        format!(
+            "with Linux {} ({}), {}, crab {}",
+            taken.kernel, taken.arch, taken.runtime, taken.crab
+        )
+    })
 }
 
 fn turn_lines(sheet: &mut Sheet, turn: &Turn) {
@@ -268,6 +295,8 @@ fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {
             processes,
             process_bytes,
             criu,
+            machine,
+            lacks,
         } => {
             let upper = format!(
                 "turn {}: {} ({}), {} removed",
@@ -295,6 +324,14 @@ fn checkpoint_lines(sheet: &mut Sheet, checkpoint: &Checkpoint) {
                         size(*process_bytes)
                     );
                     sheet.line("processes", images);
+                    if let Some(machine) = machine
+                        && let Some(text) = of_another(machine)
+                    {
+                        sheet.line("taken", text);
+                    }
+                    if let Some(lacks) = lacks {
+                        sheet.line("lacks", lacks);
+                    }
                     for process in processes {
                         let ProcessEntry { pid, comm, cmdline } = process;
                         sheet.line("", format!("{pid:>6} {comm}: {cmdline}"));

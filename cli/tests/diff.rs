@@ -159,6 +159,7 @@ impl Sandbox {
             packs: Vec::new(),
             bytes_stored: 0,
             bytes_raw: 0,
+            machine: None,
         })
         .unwrap();
         let record = turn_record(turn, "x", Class::Full);

@@ -155,6 +155,7 @@ fn history(writer: &SandboxWriter, seed: u64, turns: std::ops::Range<u64>) {
             packs: Vec::new(),
             bytes_stored: 0,
             bytes_raw: 0,
+            machine: None,
         };
         pack.publish(manifest).unwrap();
         let record = TurnRecord {

@@ -24,6 +24,7 @@ use crab_store::{
 };
 
 use crate::{
+    drift,
     pipes::{self, SharedPipe, announce},
     sandbox::{self, Container, make_private_dir, unix_ms},
     whole_root::{Before, Files, NewRoot},
@@ -40,6 +41,8 @@ pub(crate) struct Images {
     pub(crate) pipes: Vec<SharedPipe>,
     /// They hold connections of another container, which are closed.
     pub(crate) ends_connections: bool,
+    /// What is another here than where they were taken; to be said if they cannot be restored.
+    pub(crate) drift: Option<String>,
 }
 
 impl Drop for Images {
@@ -64,6 +67,7 @@ impl Images {
             dir,
             pipes,
             ends_connections: false,
+            drift: None,
         })
     }
 }
@@ -379,6 +383,19 @@ pub(crate) fn stage_processes(
         return Ok(None);
     };
     let mut image = reader.process_image(processes.digest)?;
+    if let Some(lacks) = image.lacking() {
+        bail!("{lacks}");
+    }
+    let drift = drift::of(
+        &image,
+        &drift::Here {
+            criu: container
+                .criu()
+                .map(|criu| criu.version)
+                .unwrap_or_default(),
+            runtime: container.runtime.driver().name.clone(),
+        },
+    );
     // What CRIU keeps of a tmpfs has no more than whole seconds of its times, and may be older
     // than the file image.
     let ours: Vec<(PathBuf, Digest)> = image
@@ -415,6 +432,7 @@ pub(crate) fn stage_processes(
         dir: dir.to_path_buf(),
         pipes,
         ends_connections,
+        drift,
     }))
 }
 

@@ -25,6 +25,7 @@ mod control;
 mod criu_work;
 mod decide;
 mod directories;
+mod drift;
 mod dry_run;
 mod exit_note;
 mod fault;

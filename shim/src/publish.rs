@@ -15,9 +15,10 @@ use crab_fault::Point;
 use crab_runtime::{
     criu::{self, EarlierImage},
     files::Index,
+    oci::Runtime,
 };
 use crab_store::{
-    Class, Digest, FileImage, Manifest, ObjectReader, ProcessImage, ProcessRef, SandboxId,
+    Class, Digest, FileImage, Machine, Manifest, ObjectReader, ProcessImage, ProcessRef, SandboxId,
     SandboxWriter, TmpfsImage, TmpfsTree, TurnId,
 };
 
@@ -37,6 +38,8 @@ pub(crate) struct Publication {
     /// The OCI specification, as the client gave it.
     pub(crate) spec: Vec<u8>,
     pub(crate) runtime: String,
+    /// To be asked what it calls itself.
+    pub(crate) oci: Runtime,
     /// The checkpoint that holds until now.
     pub(crate) parent: Option<Manifest>,
     /// The container's root is no overlay.
@@ -103,6 +106,7 @@ impl Publication {
             packs: Vec::new(),
             bytes_stored: 0,
             bytes_raw: 0,
+            machine: Some(Machine::here()),
         })?;
         Ok(Published {
             manifest,
@@ -155,7 +159,7 @@ impl Publication {
         let before = before
             .as_ref()
             .map(|(image, reader)| EarlierImage { image, reader });
-        let stored = ProcessImage {
+        let mut stored = ProcessImage {
             turn: self.turn,
             files: criu::persist(&image.dir, pack, before)?,
             tmpfs_images: self.tmpfs_images.clone(),
@@ -165,6 +169,10 @@ impl Publication {
             runtime: self.runtime.clone(),
             extra,
         };
+        stored.set_machine(&Machine {
+            runtime: self.oci.driver().name.clone(),
+            ..Machine::with_processor()
+        });
         Ok(ProcessRef {
             turn: self.turn,
             digest: pack.put_process_image(&stored)?,

@@ -15,7 +15,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::{digest::Digest, durable, error::ReadError, version};
+use crate::{digest::Digest, durable, error::ReadError, text::clip, version};
 
 /// Largest file of this kind.
 const MAX_SIZE: u64 = 64 << 20;
@@ -64,7 +64,8 @@ impl Envelope {
         if outer.magic != self.magic {
             return Err(damaged(format!("it is no {}", self.magic)));
         }
-        version::check(path, outer.version, self.version)?;
+        version::check(path, outer.version, self.version)
+            .map_err(|error| written_by(error, outer.body))?;
         if Digest::of(outer.body.get().as_bytes()) != outer.blake3 {
             return Err(damaged("its checksum is wrong".to_owned()));
         }
@@ -109,6 +110,34 @@ impl Envelope {
             Some(bytes) => self.open(path, &bytes).map(Some),
             None => Ok(None),
         }
+    }
+}
+
+/// Longest version of Crab that is believed.
+const MAX_VERSION: usize = 32;
+
+/// The same error, with who wrote the file, if its body says that where this version does.
+fn written_by(error: ReadError, body: &RawValue) -> ReadError {
+    #[derive(Deserialize)]
+    struct Machine {
+        crab: String,
+    }
+    #[derive(Deserialize)]
+    struct Body {
+        machine: Machine,
+    }
+    let said: Option<Body> = serde_json::from_str(body.get()).ok();
+    let said = said.map(|body| clip(&body.machine.crab, MAX_VERSION));
+    match error {
+        ReadError::NewerFormat {
+            path, found, known, ..
+        } => ReadError::NewerFormat {
+            path,
+            found,
+            known,
+            by: said,
+        },
+        error => error,
     }
 }
 

@@ -146,7 +146,7 @@ pub enum ReadError {
         why: String,
     },
     /// A later version of Crab wrote it.
-    #[error("{} has version {found}, this version of crab reads up to {known}", path.display())]
+    #[error("{} has version {found}{}, this version of crab reads up to {known}", path.display(), writer(by.as_deref()))]
     NewerFormat {
         /// The file.
         path: PathBuf,
@@ -154,6 +154,8 @@ pub enum ReadError {
         found: u32,
         /// The newest version known here.
         known: u32,
+        /// The version of Crab that wrote it, where it says so.
+        by: Option<String>,
     },
     /// A pack that a manifest names is gone.
     #[error("pack {pack} is missing in {}", dir.display())]
@@ -241,4 +243,8 @@ impl WriteError {
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace(_))
     }
+}
+
+fn writer(by: Option<&str>) -> String {
+    by.map(|by| format!(", of crab {by}")).unwrap_or_default()
 }

@@ -343,6 +343,7 @@ fn of_copy(id: &SandboxId, fork: &Fork) -> Manifest {
         },
         processes: processes.map(image),
         degraded: fork.manifest.degraded.clone(),
+        machine: fork.manifest.machine.clone(),
         spec: fork.manifest.spec,
         packs: fork.manifest.packs.clone(),
         bytes_stored: 0,

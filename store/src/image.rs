@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     digest::Digest,
     id::TurnId,
+    machine::{Lacks, Machine},
     tree::{Segment, segments_fit},
 };
 
@@ -70,6 +71,30 @@ pub struct ProcessImage {
     /// What else a restore has to know (stdio pipes, namespaces, ...).
     #[serde(deserialize_with = "crate::budget::map")]
     pub extra: BTreeMap<String, String>,
+}
+
+/// Where [`ProcessImage::extra`] has the machine, as JSON.
+const MACHINE: &str = "machine";
+
+impl ProcessImage {
+    /// Notes where it was taken, and with which runtime.
+    pub fn set_machine(&mut self, machine: &Machine) {
+        if let Ok(text) = serde_json::to_string(machine) {
+            self.extra.insert(MACHINE.to_owned(), text);
+        }
+    }
+
+    /// Where it was taken; nothing of earlier versions, which did not note it.
+    pub fn machine(&self) -> Option<Machine> {
+        let text = self.extra.get(MACHINE)?;
+        let machine: Machine = serde_json::from_str(text).ok()?;
+        Some(machine.bounded())
+    }
+
+    /// What this machine lacks for it, as far as that is known: then no restore can be relied on.
+    pub fn lacking(&self) -> Option<Lacks> {
+        self.machine()?.lacking(&Machine::with_processor())
+    }
 }
 
 /// One file of a CRIU image directory.

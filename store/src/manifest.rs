@@ -11,6 +11,7 @@ use crate::{
     digest::Digest,
     id::{PackId, SandboxId, TurnId},
     image::FileImage,
+    machine::Machine,
 };
 
 /// One checkpoint: the pair (process image, file image) that is the sandbox's
@@ -46,6 +47,10 @@ pub struct Manifest {
     pub bytes_stored: u64,
     /// What was given to the store, before dedup and compression.
     pub bytes_raw: u64,
+    /// Where it was taken, and by which Crab; nothing of earlier versions. That of the processes,
+    /// which may be older, is in their image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
 }
 
 /// The packs that these name.

@@ -20,6 +20,7 @@ pub(crate) fn check(path: &Path, found: u32, known: u32) -> Result<(), ReadError
             path: path.to_owned(),
             found,
             known,
+            by: None,
         }),
         found => Err(ReadError::Damaged {
             path: path.to_owned(),

@@ -57,6 +57,76 @@ fn a_manifest_of_version_1_is_read_for_ever() {
     assert_eq!(sandbox.latest().unwrap(), Some(expected()));
 }
 
+/// The same sandbox with a manifest of this version and body.
+fn with_manifest(version: u32, body: &str) -> (tempfile::TempDir, SandboxStore) {
+    let (dir, sandbox) = store_with(&[]);
+    let check = Digest::of(body.as_bytes());
+    let text = format!(
+        "{{\"magic\":\"crab-manifest\",\"version\":{version},\"blake3\":\"{check}\",\"body\":{body}}}\n"
+    );
+    let manifests = dir.path().join("sandboxes/default/demo/manifests");
+    fs::write(manifests.join("00000000000000000007.json"), text).unwrap();
+    (dir, sandbox)
+}
+
+fn body(manifest: &Manifest) -> serde_json::Value {
+    serde_json::to_value(manifest).unwrap()
+}
+
+#[test]
+fn what_a_later_version_adds_to_a_manifest_is_passed_over() {
+    let mut newer = body(&expected());
+    newer["teleport"] = serde_json::json!({"to": ["mars"]});
+    newer["files"]["more"] = serde_json::json!(1);
+    newer["machine"] = serde_json::json!({"crab": "0.9.0", "kernel": "7.1", "quantum": true});
+    let (_dir, sandbox) = with_manifest(1, &newer.to_string());
+    let read = sandbox.latest().unwrap().unwrap();
+    let machine = Machine {
+        crab: "0.9.0".to_owned(),
+        kernel: "7.1".to_owned(),
+        ..Machine::default()
+    };
+    let machine = Some(machine);
+    assert_eq!(
+        read,
+        Manifest {
+            machine,
+            ..expected()
+        }
+    );
+}
+
+#[test]
+fn what_an_earlier_version_did_not_write_may_be_missing() {
+    let mut older = body(&expected());
+    let fields = older.as_object_mut().unwrap();
+    fields.remove("degraded");
+    fields.remove("machine");
+    fields["files"].as_object_mut().unwrap().remove("tmpfs");
+    let (_dir, sandbox) = with_manifest(1, &older.to_string());
+    let mut without = expected();
+    without.degraded = None;
+    without.files.tmpfs.clear();
+    assert_eq!(sandbox.latest().unwrap(), Some(without));
+}
+
+#[test]
+fn a_manifest_of_a_later_format_is_refused_with_who_wrote_it() {
+    for (body, by) in [
+        (
+            r#"{"machine":{"crab":"0.9.0"},"other":1}"#,
+            ", of crab 0.9.0",
+        ),
+        (r#"{"other":1}"#, ""),
+        (r#"["nothing","like","it"]"#, ""),
+    ] {
+        let (_dir, sandbox) = with_manifest(2, body);
+        let said = sandbox.latest().unwrap_err().to_string();
+        let end = format!("has version 2{by}, this version of crab reads up to 1");
+        assert!(said.ends_with(&end), "{said}");
+    }
+}
+
 #[test]
 fn a_journal_of_version_1_is_read_for_ever() {
     let (_dir, sandbox) = store_with(&[("journal-1", "journal")]);
@@ -137,6 +207,35 @@ fn removals_and_tags_of_version_1_are_read_for_ever() {
     }
     assert!(written == fs::read(golden("tag-1.json")).unwrap());
     assert_eq!(sandbox.tag(&name).unwrap(), Some(tag));
+}
+
+#[test]
+fn beginnings_and_ends_of_version_1_are_read_for_ever() {
+    let began = r#"{"record":"began","at_ms":4,"boot":"b","turn":3,"anew":true}"#;
+    let ended = r#"{"record":"ended","at_ms":5,"exit":137}"#;
+    let with_host = r#"{"record":"ended","at_ms":5,"exit":0,"with_host":true}"#;
+    let end = |exit, with_host| {
+        JournalRecord::Ended(EndedRecord {
+            at_ms: 5,
+            exit,
+            with_host,
+        })
+    };
+    let record = BeganRecord {
+        at_ms: 4,
+        boot: "b".to_owned(),
+        turn: TurnId(3),
+        anew: true,
+    };
+    for (pinned, record) in [
+        (began, JournalRecord::Began(record)),
+        (ended, end(137, false)),
+        (with_host, end(0, true)),
+    ] {
+        assert_eq!(serde_json::to_string(&record).unwrap(), pinned);
+        let read: JournalRecord = serde_json::from_str(pinned).unwrap();
+        assert_eq!(read, record);
+    }
 }
 
 fn records() -> Vec<JournalRecord> {

@@ -166,11 +166,30 @@ impl Origin {
         })
     }
 
+    /// Refuses a checkpoint of processes that this machine cannot run.
+    fn can_be_restored(&self, manifest: &Manifest) -> Result<(), CliError> {
+        let Some(processes) = manifest.processes else {
+            return Ok(());
+        };
+        let (id, what) = (
+            self.parent.id(),
+            format!("cannot {WHAT} {}", self.parent.id()),
+        );
+        let reader = self.parent.reader(manifest);
+        let image = reader.and_then(|reader| reader.process_image(processes.digest));
+        let image = image.map_err(|error| CliError::store(&what, error.into()))?;
+        match image.lacking() {
+            Some(lacks) => Err(restore::lacking(what, id, &lacks)),
+            None => Ok(()),
+        }
+    }
+
     /// With a checkpoint of the state that is wanted.
     async fn template(self, context: &Context) -> Result<Arc<Template>, CliError> {
         let phase = Phase::new(format!("{}: a checkpoint of now", self.parent.id()));
         let state = state(context, &self.parent, self.turn);
         let (turn, manifest) = waiting(context, &phase, state).await?;
+        self.can_be_restored(&manifest)?;
         Ok(Arc::new(Template {
             maker: self.maker,
             store: context.store()?,

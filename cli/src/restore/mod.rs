@@ -25,8 +25,8 @@ use std::{
 
 use crab_config::Config;
 use crab_store::{
-    Class, Client, JournalRecord, Manifest, RestoreRequest, Restoring, SandboxId, SandboxStore,
-    TurnId,
+    Class, Client, JournalRecord, Lacks, Manifest, RestoreRequest, Restoring, SandboxId,
+    SandboxStore, TurnId,
 };
 use tokio::{task::spawn_blocking, time::sleep};
 
@@ -115,9 +115,12 @@ async fn one(
     let turn = turn.unwrap_or(manifest.turn);
     let (of, held) = (sandbox.clone(), manifest.clone());
     let checked = spawn_blocking(move || check(&of, &held)).await;
-    checked
+    let lacks = checked
         .map_err(|panic| CliError::failed(&what, panic, "report this"))?
         .map_err(failed)?;
+    if let Some(lacks) = lacks {
+        return Err(lacking(what, &id, &lacks));
+    }
     let starter = Starter::of(client(sandbox).map_err(failed)?);
     let Some(starter) = starter else {
         return Err(CliError::new(
@@ -174,6 +177,16 @@ async fn one(
     Ok((back, manifest.class))
 }
 
+/// Nothing was tried: it would fail, or go wrong later.
+pub(crate) fn lacking(what: String, id: &SandboxId, lacks: &Lacks) -> CliError {
+    CliError::new(
+        Code::Refused,
+        what,
+        lacks,
+        format!("take a machine that is like it, or a turn without processes: `crab turns {id}`"),
+    )
+}
+
 async fn require_gone(config: &Config, id: &SandboxId) -> Result<(), CliError> {
     let what = format!("cannot {WHAT} {id}");
     match Live::find(config, id).await {
@@ -203,17 +216,19 @@ fn choose(sandbox: &SandboxStore, turn: Option<TurnId>) -> Result<Option<Manifes
 
 /// Reads what tells whether the checkpoint is whole: better now than when the
 /// container has been started.
-fn check(sandbox: &SandboxStore, manifest: &Manifest) -> Result<(), StoreError> {
+///
+/// Tells what this machine lacks for its processes, if anything.
+fn check(sandbox: &SandboxStore, manifest: &Manifest) -> Result<Option<Lacks>, StoreError> {
     let reader = sandbox.reader(manifest)?;
     reader.get(manifest.spec)?;
     reader.tree(manifest.files.upper)?;
     for tmpfs in &manifest.files.tmpfs {
         reader.tree(tmpfs.tree)?;
     }
-    if let Some(processes) = &manifest.processes {
-        reader.process_image(processes.digest)?;
+    match &manifest.processes {
+        Some(processes) => Ok(reader.process_image(processes.digest)?.lacking()),
+        None => Ok(None),
     }
-    Ok(())
 }
 
 /// The image of a sandbox that no container has been made for yet.

@@ -279,6 +279,7 @@ fn publish(writer: &SandboxWriter, turn: u64, class: Class) -> Manifest {
         packs: Vec::new(),
         bytes_stored: 0,
         bytes_raw: 0,
+        machine: None,
     })
     .unwrap()
 }

@@ -2,6 +2,7 @@
 
 //! A live sandbox goes back to an earlier turn, and stays the same sandbox.
 
+mod drift;
 mod elsewhere;
 mod failing;
 mod going_back;

@@ -164,6 +164,7 @@ impl Bench {
             packs: Vec::new(),
             bytes_stored: 0,
             bytes_raw: 0,
+            machine: None,
         };
         let manifest = pack.publish(manifest).unwrap();
         self.store.store().reader(&manifest).unwrap()

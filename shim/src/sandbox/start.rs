@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use crab_runtime::{
     cgroup::Cgroup,
     oci::{CheckpointOptions, ImagePaths, Stdio3},
@@ -156,7 +156,13 @@ impl Container {
                     };
                     let pid = runtime
                         .restore(&paths, &restore.options, socket, stdio, inherited)
-                        .map_err(|error| work.explain(error))?;
+                        .map_err(|error| {
+                            let error = work.explain(error);
+                            match &restore.images.drift {
+                                Some(drift) => anyhow!("{error:#}; {drift}"),
+                                None => error,
+                            }
+                        })?;
                     work.done();
                     pid
                 }

@@ -167,6 +167,7 @@ impl Task {
             degraded: taken.degraded,
             spec: self.container.bundle.original().to_vec(),
             runtime: self.container.runtime.program.name().display().to_string(),
+            oci: self.container.runtime.clone(),
             parent: history.version.clone(),
             whole_root: capture.root_device.is_none(),
             roots: capture.root_trees(),

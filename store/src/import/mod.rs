@@ -52,6 +52,7 @@ use crate::{
     id::SandboxId,
     image::{FileImage, ImageFile, TmpfsTree},
     journal::Durability,
+    machine::Machine,
     manifest::{Manifest, ProcessRef},
     pack_writer::PackWriter,
     record::{ForkRecord, JournalRecord},
@@ -382,6 +383,7 @@ fn bring(
         packs: Vec::new(),
         bytes_stored: 0,
         bytes_raw: 0,
+        machine: said.machine.clone().map(Machine::bounded),
     })
 }
 

@@ -79,6 +79,7 @@ pub(crate) fn manifest(turn: u64, upper: Digest, spec: Digest) -> Manifest {
         packs: Vec::new(),
         bytes_stored: 0,
         bytes_raw: 0,
+        machine: None,
     }
 }
 

@@ -122,6 +122,7 @@ fn rate(scratch: &Path, what: &Path) -> Result<f64> {
         packs: Vec::new(),
         bytes_stored: 0,
         bytes_raw: 0,
+        machine: None,
     })?;
     let took = start.elapsed();
     drop(writer);
