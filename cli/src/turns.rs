@@ -174,7 +174,7 @@ impl Turns {
                 continue;
             }
             // What turns came through is `crab events`' to tell.
-            if matches!(record, JournalRecord::Step(_) | JournalRecord::Ended(_)) {
+            if matches!(record, JournalRecord::Step(_)) {
                 continue;
             }
             // A failure is a note on its turn's line, if that has one.

@@ -113,8 +113,8 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     tell(STOPPING);
     clock.abort();
     service.state().close();
-    if let Some(metrics) = metrics {
-        metrics.end();
+    if let Some(metrics) = &metrics {
+        metrics.stop();
     }
     for socket in [socket, &lending] {
         if let Err(error) = remove(socket) {
@@ -126,6 +126,9 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     }
     if let Some(retention) = retention {
         retention.end();
+    }
+    if let Some(metrics) = metrics {
+        metrics.ended();
     }
     drop(lock);
     Ok(())

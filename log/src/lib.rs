@@ -8,8 +8,8 @@
 //! inner ones, and the line's own, go before the outer ones. A field that has one of the first three names
 //! has a `_` behind it.
 //!
-//! Nobody waits for a log: a line that cannot be written at once is lost. It is never torn: it is written
-//! whole by one call.
+//! Nobody waits for a log: a line that cannot be written at once is lost. It is written by one call, so that one of
+//! up to 4,096 bytes is never torn where it goes into a pipe (pipe(7)); of a longer one the end may be lost.
 #![forbid(unsafe_code)]
 
 use std::fmt::{self, Debug, Write as _};

@@ -4,7 +4,7 @@
 //! systemd is asked, where it is there. Anywhere else an end is what it looks like, and
 //! only a host that is lost (no power, a panic) leaves sandboxes without an end.
 
-use std::{fs, os::unix::process::CommandExt, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use crab_runtime::reaper::{Limit, Reaper};
 
@@ -24,13 +24,45 @@ pub(crate) fn is_near(reaper: &Reaper) -> bool {
     if fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim_end() == LAST) {
         return true;
     }
-    let mut ask = Command::new("systemctl");
-    ask.arg("is-system-running").process_group(0);
-    match reaper.output(&mut ask, Some(Limit::after(LIMIT))) {
-        Ok((_, said)) => said.trim_ascii() == b"stopping",
+    is_told(reaper, Path::new("systemctl"))
+}
+
+/// Whether this `systemctl` says so. It ends with a failure then, and says it nevertheless.
+fn is_told(reaper: &Reaper, systemctl: &Path) -> bool {
+    let mut ask = Command::new(systemctl);
+    match reaper.answer(ask.arg("is-system-running"), Limit::after(LIMIT)) {
+        Ok(said) => said.trim_ascii() == b"stopping",
         Err(error) => {
             tracing::warn!(%error, "systemd does not say whether the host is going down");
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn what_systemd_says_is_heard() {
+        let reaper = Reaper::start().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let systemctl = dir.path().join("systemctl");
+        for (says, near) in [("stopping", true), ("running", false), ("", false)] {
+            let script = format!("#!/bin/sh\n[ $1 = is-system-running ] && echo {says}\nexit 1\n");
+            // Written elsewhere: another test may be about to run a program.
+            let new = dir.path().join("new");
+            fs::write(&new, script).unwrap();
+            fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+            let copied = std::process::Command::new("mv")
+                .arg(&new)
+                .arg(&systemctl)
+                .status();
+            assert!(copied.unwrap().success());
+            assert_eq!(is_told(&reaper, &systemctl), near, "{says}");
+        }
+        assert!(!is_told(&reaper, &dir.path().join("nothing")));
     }
 }

@@ -50,13 +50,22 @@ pub(crate) fn life(records: &[JournalRecord], published: &BTreeSet<TurnId>) -> L
     for (at, record) in records.iter().enumerate() {
         match (record, &mut life) {
             (JournalRecord::Began(began), before) => {
-                let anew = began.anew && matches!(before, Life::Open { .. });
-                life = Life::Open {
-                    began: began.clone(),
-                    lost: anew.then(|| Lost {
+                let lost = match before {
+                    _ if !began.anew => None,
+                    // Nobody has done anything with what was started meanwhile.
+                    Life::Open {
+                        lost: Some(lost @ Lost { unused: true, .. }),
+                        ..
+                    } => Some(*lost),
+                    Life::Open { .. } => Some(Lost {
                         checkpoint: head_before(&records[..at], published, began.turn),
                         unused: true,
                     }),
+                    Life::Ended(_) | Life::Unknown => None,
+                };
+                life = Life::Open {
+                    began: began.clone(),
+                    lost,
                 };
             }
             (JournalRecord::Ended(end), Life::Open { .. }) if !end.with_host => {
@@ -69,6 +78,14 @@ pub(crate) fn life(records: &[JournalRecord], published: &BTreeSet<TurnId>) -> L
                     lost: Some(lost),
                 },
             ) if turn.turn > began.turn => lost.unused = false,
+            // One that is not over yet.
+            (
+                JournalRecord::Step(step),
+                Life::Open {
+                    began,
+                    lost: Some(lost),
+                },
+            ) if step.turn > began.turn => lost.unused = false,
             // Whoever rolls back sees what there is.
             (JournalRecord::Rollback(_), Life::Open { lost, .. }) => *lost = None,
             _ => {}
@@ -93,7 +110,10 @@ fn head_before(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{RollbackRecord, Trigger};
+    use crate::{
+        record::{RollbackRecord, Trigger},
+        steps::{Step, StepRecord},
+    };
 
     fn began(turn: u64, anew: bool) -> JournalRecord {
         JournalRecord::Began(BeganRecord {
@@ -192,6 +212,23 @@ mod tests {
         }
         let restored = [JournalRecord::Restore(back(2, 2)), began(2, false)];
         assert_eq!(lost(&of(&[&first[..], &restored].concat())), None);
+    }
+
+    #[test]
+    fn what_was_lost_stays_so_through_starts_that_nobody_used() {
+        let mut records = vec![began(0, true), turn(0), turn(1), turn(2)];
+        records.extend([turn(3), began(3, true), turn(4), began(4, true)]);
+        assert_eq!(lost(&of(&records)), Some((Some(2), true)));
+        // An agent is at work, in a turn that is not over.
+        records.push(JournalRecord::Step(StepRecord {
+            at_ms: 1,
+            turn: TurnId(5),
+            step: Step::Queued,
+        }));
+        assert_eq!(lost(&of(&records)), Some((Some(2), false)));
+        // Then that is what is lost next.
+        records.extend([turn(5), turn(6), began(6, true)]);
+        assert_eq!(lost(&of(&records)), Some((Some(5), true)));
     }
 
     #[test]

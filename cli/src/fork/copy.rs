@@ -147,13 +147,16 @@ async fn copy(
     let draft = template.maker.create(name).await?;
     laps.container = began.elapsed();
     let began = Instant::now();
-    let history = begin(template, &draft, until);
+    let history = begin(template, &draft);
     let start = async |history: SandboxStore| {
         laps.history = began.elapsed();
         let began = Instant::now();
         let pid = template.maker.start(&draft).await?;
         if until == Until::IsSpare {
             template.maker.pause(&draft.id).await?;
+            // Only now: nobody else takes what is half made.
+            let aside = history.set_aside(&Spare::of(&template.manifest));
+            aside.map_err(|error| error.to_string())?;
         }
         laps.start = began.elapsed();
         match history.restore_request() {
@@ -209,11 +212,7 @@ async fn unless_stopped<A, B>(
 }
 
 /// Makes the history of a copy.
-fn begin(
-    template: &Arc<Template>,
-    draft: &Draft,
-    until: Until,
-) -> JoinHandle<Result<SandboxStore, String>> {
+fn begin(template: &Arc<Template>, draft: &Draft) -> JoinHandle<Result<SandboxStore, String>> {
     let template = template.clone();
     let (id, upper) = (draft.id.clone(), draft.upper.clone());
     spawn_blocking(move || {
@@ -225,12 +224,7 @@ fn begin(
             now_ms: now_ms(),
         };
         let forked = template.store.fork(&id, &fork);
-        let forked = forked.map_err(|error| error.to_string())?;
-        if until == Until::IsSpare {
-            let aside = forked.set_aside(&Spare::of(&template.manifest));
-            aside.map_err(|error| error.to_string())?;
-        }
-        Ok(forked)
+        forked.map_err(|error| error.to_string())
     })
 }
 

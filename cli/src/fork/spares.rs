@@ -11,6 +11,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use crab_config::Config;
 use crab_store::{SandboxId, SandboxStore, Spare, TurnId};
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -23,14 +24,11 @@ use super::{
 use crate::{
     context::Context,
     error::CliError,
-    live::Live,
+    live::{Live, NoAnswer},
     output::{duration, visible},
     progress::{Phase, waiting},
     rollback::with,
 };
-
-/// As which a shim tells of a container that stands still.
-const PAUSED: &str = "paused";
 
 /// What `--warm` came to.
 #[derive(Serialize)]
@@ -62,10 +60,14 @@ pub(crate) async fn warm(context: &Context, wish: Wish) -> Result<(String, bool)
         let (mut fit, mut rest) = (Vec::new(), Vec::new());
         for (sandbox, spare) in known(&template)? {
             let enough = fit.len() >= wish.count as usize;
-            if enough || spare != wanted || !stands_by(context, &sandbox).await {
-                rest.push(sandbox);
-            } else {
-                fit.push(sandbox);
+            match stands_by(&context.config, &sandbox).await {
+                Standing::By(_) if !enough && spare == wanted => fit.push(sandbox),
+                Standing::By(_) | Standing::Dead => rest.push(sandbox),
+                // Somebody has let it go on, and works in it.
+                Standing::Goes => {
+                    let _ = sandbox.take_spare();
+                }
+                Standing::Unknown => {}
             }
         }
         let mut removed = 0;
@@ -78,9 +80,13 @@ pub(crate) async fn warm(context: &Context, wish: Wish) -> Result<(String, bool)
         let missing = wish.count - fit.len() as u32;
         let names = match &wish.name {
             Some(pattern) => {
+                let taken = template.maker.taken().await?;
                 let mut names = pattern.names(wish.count);
-                names.retain(|name| fit.iter().all(|spare| spare.id().id() != name));
+                names.retain(|name| !taken.contains(name));
                 names.truncate(missing as usize);
+                if names.len() < missing as usize {
+                    return Err("containers have the names that --name gives".to_owned());
+                }
                 names
             }
             None => {
@@ -134,10 +140,34 @@ fn text(warmed: &Warmed) -> String {
     text
 }
 
-/// Whether its processes are there and stand still.
-async fn stands_by(context: &Context, spare: &SandboxStore) -> bool {
-    let live = Live::find(&context.config, spare.id()).await;
-    live.is_ok_and(|live| live.status.state == PAUSED)
+/// How a spare is.
+enum Standing {
+    /// Its processes are there and stand still; the init's id.
+    By(u32),
+    /// They do not stand still.
+    Goes,
+    /// It has none.
+    Dead,
+    /// Its shim does not say.
+    Unknown,
+}
+
+async fn stands_by(config: &Config, spare: &SandboxStore) -> Standing {
+    match Live::find(config, spare.id()).await {
+        Ok(live) => Standing::of(&live),
+        Err(NoAnswer::Gone) => Standing::Dead,
+        Err(NoAnswer::Deaf(_)) => Standing::Unknown,
+    }
+}
+
+impl Standing {
+    fn of(live: &Live) -> Self {
+        match live.status.state.as_str() {
+            "paused" => Self::By(live.status.pid),
+            "stopped" => Self::Dead,
+            _ => Self::Goes,
+        }
+    }
 }
 
 /// The spares of a sandbox, whatever state of it they are of.
@@ -196,8 +226,8 @@ pub(super) async fn take(
         for (number, (spare, name)) in pairs.by_ref().take(missing).enumerate() {
             let (template, config) = (template.clone(), context.config.clone());
             tasks.spawn(async move {
-                let live = Live::find(&config, spare.id()).await.ok();
-                (number, go_on(&template, live, spare, name).await)
+                let standing = stands_by(&config, &spare).await;
+                (number, go_on(&template, standing, spare, name).await)
             });
         }
         let mut round = Vec::new();
@@ -214,21 +244,20 @@ pub(super) async fn take(
 /// removed.
 async fn go_on(
     template: &Template,
-    live: Option<Live>,
+    standing: Standing,
     spare: SandboxStore,
     name: Option<String>,
 ) -> Option<Copied> {
     let began = Instant::now();
-    if !spare.take_spare().ok()? {
+    if matches!(standing, Standing::Unknown) || !spare.take_spare().ok()? {
         return None;
     }
     let id = spare.id().clone();
-    let status = live.map(|live| live.status);
-    let pid = match status {
-        Some(status) if status.state == PAUSED => status.pid,
+    let pid = match standing {
+        Standing::By(pid) => pid,
         // Somebody has let it go on, and works in it.
-        Some(status) if status.state == "running" => return None,
-        _ => {
+        Standing::Goes | Standing::Unknown => return None,
+        Standing::Dead => {
             let _ = discard(template, &spare).await;
             return None;
         }

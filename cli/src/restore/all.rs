@@ -32,6 +32,8 @@ use crate::{
     rollback::Back,
 };
 
+/// How many are looked at at a time: each has its journal and a connection open.
+const LOOKS: usize = 32;
 /// How many are brought back at a time for each processor: half of each one's time is waiting.
 const AT_ONCE: usize = 2;
 /// Of the memory that is free, one part in so many is for those that are being brought back.
@@ -112,9 +114,11 @@ async fn all(
     phase: &Phase,
 ) -> Vec<(SandboxStore, Outcome)> {
     let mut looks = JoinSet::new();
+    let at_once = Arc::new(Semaphore::new(LOOKS));
     for (number, sandbox) in sandboxes.into_iter().enumerate() {
-        let shared = shared.clone();
+        let (shared, at_once) = (shared.clone(), at_once.clone());
         looks.spawn_local(async move {
+            let _place = at_once.acquire_owned().await;
             let verdict = look(&shared, &sandbox).await;
             (number, sandbox, verdict)
         });
@@ -238,7 +242,7 @@ async fn bring(shared: &Shared, sandbox: &SandboxStore, verdict: Verdict) -> Out
     match look(shared, sandbox).await {
         Verdict::Leave(why) => Outcome::left(why),
         Verdict::Fail(why) => Outcome::Failed { why },
-        Verdict::Restore(_) => match one(&shared.config, sandbox, None, &phase).await {
+        Verdict::Restore(turn) => match one(&shared.config, sandbox, Some(turn), &phase).await {
             Ok((back, class)) => Outcome::Restored(Done::new(back, Some(class))),
             Err(error) => Outcome::failed(error.why()),
         },

@@ -61,6 +61,8 @@ pub(super) enum Why {
     NotKnown,
     OfPod,
     Spare,
+    /// Its shim has seen that it ended, and does not say how yet.
+    JustEnded,
     Removed(Client),
     Another,
 }
@@ -75,6 +77,7 @@ impl Why {
             Self::NotKnown => "not known to have run",
             Self::OfPod => "of pods",
             Self::Spare => "standing by",
+            Self::JustEnded => "ended just now",
             Self::Removed(_) | Self::Another => "removed",
         }
     }
@@ -101,6 +104,10 @@ impl Why {
             Self::Spare => {
                 "it stood by for a `crab fork`, which makes another one in its place".to_owned()
             }
+            Self::JustEnded => {
+                "it has ended, and its shim has not noted how; `crab restore` of it alone brings it back"
+                    .to_owned()
+            }
             Self::Removed(client) => format!("{} has no such container any more", name(*client)),
             Self::Another => "another container has its name now".to_owned(),
         }
@@ -120,6 +127,9 @@ pub(super) fn without_container(known: &Known) -> Option<Verdict> {
     let lost = match &known.life {
         _ if known.client == Client::Kubernetes => return Some(Verdict::Leave(Why::OfPod)),
         _ if known.is_spare => return Some(Verdict::Leave(Why::Spare)),
+        Ok(Life::Open { .. }) if known.state.is_some() && !live => {
+            return Some(Verdict::Leave(Why::JustEnded));
+        }
         Ok(Life::Open { lost, .. }) => lost,
         _ if live => return Some(Verdict::Leave(Why::Runs)),
         Err(why) => return Some(Verdict::Fail(why.clone())),
@@ -162,6 +172,15 @@ pub(super) fn with_container(known: &Known, container: &Container) -> Verdict {
             Some(checkpoint) if restarts => Verdict::RollBack(*checkpoint),
             checkpoint => Verdict::Leave(Why::RunsAnew(*checkpoint)),
         },
+        // It was lost once more before anybody used it: what was lost first is what is wanted.
+        Ok(Life::Open {
+            lost:
+                Some(Lost {
+                    checkpoint: Some(checkpoint),
+                    unused: true,
+                }),
+            ..
+        }) => Verdict::Restore(*checkpoint),
         _ => match &known.head {
             Ok(Some(head)) => Verdict::Restore(*head),
             Ok(None) => Verdict::Fail("it has no checkpoint".to_owned()),

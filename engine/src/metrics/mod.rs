@@ -66,12 +66,14 @@ impl Metrics {
             .context("start its runtime")?;
         let stop = Arc::new(Notify::new());
         let stopped = stop.clone();
-        let scrape = Scrape::new(config, service, desk);
+        let config = config.clone();
         let work = move || {
             // Without, it is as any other thread.
             if getpriority_process(None).is_ok_and(|nice| nice < NICENESS) {
                 let _ = setpriority_process(None, NICENESS);
             }
+            // It looks at every journal and every pack: nothing for the thread that answers shims.
+            let scrape = Scrape::new(&config, service, desk);
             runtime.block_on(async {
                 tokio::select! {
                     () = stopped.notified() => {}
@@ -91,9 +93,13 @@ impl Metrics {
         Ok(Self { stop, thread })
     }
 
-    /// Has it end, and waits for it.
-    pub(crate) fn end(self) {
+    /// Has it end. One that is looking at the store ends after that.
+    pub(crate) fn stop(&self) {
         self.stop.notify_one();
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn ended(self) {
         if self.thread.join().is_err() {
             warn!("the thread of the metrics panicked");
         }

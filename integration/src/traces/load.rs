@@ -152,7 +152,7 @@ mod tests {
 
     fn minimal() -> Value {
         json!({
-            "id": "x", "kind": "written", "cwd": "/work", "shell": "bash",
+            "id": "x", "kind": "written", "cwd": "/case", "shell": "bash",
             "turns": [{"tool": "bash", "command": "true", "llm_wait_ms": 2000, "exit": 0}],
         })
     }

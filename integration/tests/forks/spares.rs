@@ -88,7 +88,10 @@ fn copies_that_stand_by_go_on_as_those_of_the_next_fork() -> Result<()> {
         let other = crab.fork(client, &id, &[])?;
         assert!(!made(&other.said)?[0].1, "{}", other.said);
         assert_eq!(other.made[0].sh_ok("cat /root/f")?, "2");
+        let last = crab.fork(client, &id, &["--warm", "1"])?;
+        resume(&last.made[0])?;
         let none = crab.fork(client, &id, &["--warm", "0"])?;
+        assert_eq!(last.made[0].state()?, State::Running);
         assert_eq!(none.said["spares"], 0);
         assert_eq!(new.made[0].state()?, State::Running);
     }

@@ -28,6 +28,8 @@ impl Task {
     /// Its init has ended.
     pub(super) async fn note_end(&mut self, exit: Exit, with_host: JoinHandle<bool>) {
         let with_host = with_host.await.unwrap_or(false);
+        // One that ended at once may be told of before its beginning.
+        self.note_beginning();
         let Ok(history) = &mut self.history else {
             return;
         };
