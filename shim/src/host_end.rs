@@ -24,13 +24,12 @@ pub(crate) fn is_near(reaper: &Reaper) -> bool {
     if fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim_end() == LAST) {
         return true;
     }
-    is_told(reaper, Path::new("systemctl"))
+    is_told(reaper, Command::new("systemctl").arg("is-system-running"))
 }
 
-/// Whether this `systemctl` says so. It ends with a failure then, and says it nevertheless.
-fn is_told(reaper: &Reaper, systemctl: &Path) -> bool {
-    let mut ask = Command::new(systemctl);
-    match reaper.answer(ask.arg("is-system-running"), Limit::after(LIMIT)) {
+/// Whether this says so. It ends with a failure then, and says it nevertheless.
+fn is_told(reaper: &Reaper, ask: &mut Command) -> bool {
+    match reaper.answer(ask, Limit::after(LIMIT)) {
         Ok(said) => said.trim_ascii() == b"stopping",
         Err(error) => {
             tracing::warn!(%error, "systemd does not say whether the host is going down");
@@ -41,28 +40,15 @@ fn is_told(reaper: &Reaper, systemctl: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
     fn what_systemd_says_is_heard() {
         let reaper = Reaper::start().unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let systemctl = dir.path().join("systemctl");
-        for (says, near) in [("stopping", true), ("running", false), ("", false)] {
-            let script = format!("#!/bin/sh\n[ $1 = is-system-running ] && echo {says}\nexit 1\n");
-            // Written elsewhere: another test may be about to run a program.
-            let new = dir.path().join("new");
-            fs::write(&new, script).unwrap();
-            fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-            let copied = std::process::Command::new("mv")
-                .arg(&new)
-                .arg(&systemctl)
-                .status();
-            assert!(copied.unwrap().success());
-            assert_eq!(is_told(&reaper, &systemctl), near, "{says}");
-        }
-        assert!(!is_told(&reaper, &dir.path().join("nothing")));
+        let says = |script: &str| is_told(&reaper, Command::new("sh").args(["-c", script]));
+        assert!(says("echo stopping; exit 1"));
+        assert!(!says("echo running"));
+        assert!(!says("echo stopping >&2; exit 1"));
+        assert!(!is_told(&reaper, &mut Command::new("/nothing")));
     }
 }
