@@ -172,7 +172,7 @@ pub(super) fn with_container(known: &Known, container: &Container) -> Verdict {
             Some(checkpoint) if restarts => Verdict::RollBack(*checkpoint),
             checkpoint => Verdict::Leave(Why::RunsAnew(*checkpoint)),
         },
-        // It was lost once more before anybody used it: what was lost first is what is wanted.
+        // A policy started it, and it was lost once more before anybody used it.
         Ok(Life::Open {
             lost:
                 Some(Lost {
@@ -180,7 +180,7 @@ pub(super) fn with_container(known: &Known, container: &Container) -> Verdict {
                     unused: true,
                 }),
             ..
-        }) => Verdict::Restore(*checkpoint),
+        }) if restarts => Verdict::Restore(*checkpoint),
         _ => match &known.head {
             Ok(Some(head)) => Verdict::Restore(*head),
             Ok(None) => Verdict::Fail("it has no checkpoint".to_owned()),
@@ -293,11 +293,15 @@ mod tests {
         assert_eq!(with_container(&unused, &THERE), anew);
         let used = known(open(lost(false)), Some("running"));
         assert_eq!(with_container(&used, &RESTARTS), anew);
-        // Lost once more: its newest state is what there is.
+        // Lost once more, by whoever started it.
         let again = known(open(lost(true)), None);
-        assert_eq!(
-            with_container(&again, &RESTARTS),
-            Verdict::Restore(TurnId(7))
-        );
+        let [first, newest] = [2, 7].map(|turn| Verdict::Restore(TurnId(turn)));
+        assert_eq!(with_container(&again, &RESTARTS), first);
+        assert_eq!(with_container(&again, &THERE), newest);
+        let used = known(open(lost(false)), None);
+        assert_eq!(with_container(&used, &RESTARTS), newest);
+        let stopped = known(open(None), Some("stopped"));
+        let just_ended = Verdict::Leave(Why::JustEnded);
+        assert_eq!(with_container(&stopped, &THERE), just_ended);
     }
 }
