@@ -16,7 +16,8 @@ use std::collections::BTreeSet;
 use crate::{
     id::TurnId,
     lineage,
-    record::{BeganRecord, EndedRecord, JournalRecord},
+    record::{BeganRecord, EndedRecord, JournalRecord, Trigger},
+    steps::{Step, StepRecord},
 };
 
 /// What a journal says of the last time that its sandbox ran.
@@ -77,15 +78,19 @@ pub(crate) fn life(records: &[JournalRecord], published: &BTreeSet<TurnId>) -> L
                     began,
                     lost: Some(lost),
                 },
-            ) if turn.turn > began.turn => lost.unused = false,
-            // One that is not over yet.
+            ) if turn.turn > began.turn && turn.trigger != Trigger::Start => lost.unused = false,
+            // One that is not over yet. That of the next start may come before its beginning.
             (
-                JournalRecord::Step(step),
+                JournalRecord::Step(StepRecord {
+                    turn,
+                    step: Step::Opened { trigger, .. },
+                    ..
+                }),
                 Life::Open {
                     began,
                     lost: Some(lost),
                 },
-            ) if step.turn > began.turn => lost.unused = false,
+            ) if *turn > began.turn && *trigger != Trigger::Start => lost.unused = false,
             // Whoever rolls back sees what there is.
             (JournalRecord::Rollback(_), Life::Open { lost, .. }) => *lost = None,
             _ => {}
@@ -110,10 +115,7 @@ fn head_before(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        record::{RollbackRecord, Trigger},
-        steps::{Step, StepRecord},
-    };
+    use crate::record::RollbackRecord;
 
     fn began(turn: u64, anew: bool) -> JournalRecord {
         JournalRecord::Began(BeganRecord {
@@ -216,18 +218,32 @@ mod tests {
 
     #[test]
     fn what_was_lost_stays_so_through_starts_that_nobody_used() {
+        let opened = |number, trigger| {
+            JournalRecord::Step(StepRecord {
+                at_ms: 1,
+                turn: TurnId(number),
+                step: Step::Opened {
+                    trigger,
+                    command: String::new(),
+                },
+            })
+        };
+        let start = |number| {
+            let mut record = turn(number);
+            if let JournalRecord::Turn(record) = &mut record {
+                record.trigger = Trigger::Start;
+            }
+            [opened(number, Trigger::Start), record, began(number, true)]
+        };
         let mut records = vec![began(0, true), turn(0), turn(1), turn(2)];
-        records.extend([turn(3), began(3, true), turn(4), began(4, true)]);
+        records.extend([start(3), start(4)].concat());
         assert_eq!(lost(&of(&records)), Some((Some(2), true)));
         // An agent is at work, in a turn that is not over.
-        records.push(JournalRecord::Step(StepRecord {
-            at_ms: 1,
-            turn: TurnId(5),
-            step: Step::Queued,
-        }));
+        records.push(opened(5, Trigger::Exec));
         assert_eq!(lost(&of(&records)), Some((Some(2), false)));
         // Then that is what is lost next.
-        records.extend([turn(5), turn(6), began(6, true)]);
+        records.push(turn(5));
+        records.extend(start(6));
         assert_eq!(lost(&of(&records)), Some((Some(5), true)));
     }
 
