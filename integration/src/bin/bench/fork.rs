@@ -61,12 +61,14 @@ pub(crate) fn measure(testbed: &Testbed, rounds: usize) -> Result<Measured> {
             ensure!(Counter::of(&crab, &made[0]).ask()?.0 == count + 1);
             one.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
-            crab.fork(client, &at, &["--warm", "1"])?;
+            // As long as this is held, nobody removes it.
+            let spare = crab.fork(client, &at, &["--warm", "1"])?;
             let (took, made, said) = fork(&crab, client, &at, 1)?;
             ensure!(said["forks"][0]["warm"] == true, "{said}");
             ensure!(Counter::of(&crab, &made[0]).ask()?.0 == count + 1);
             warm.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
+            drop(spare);
             let (took, made, _) = fork(&crab, client, &files.sandbox_id(), 1)?;
             one_files.push_ms(took);
             made.into_iter().try_for_each(Sandbox::remove)?;
