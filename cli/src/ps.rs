@@ -147,17 +147,15 @@ fn read(sandbox: &SandboxStore) -> Result<Summary, StoreError> {
             .iter()
             .filter_map(|(_, manifest)| manifest.as_ref().ok())
     };
-    let ended = journal.records.iter().filter_map(|record| match record {
-        JournalRecord::Turn(record) => Some(record.ended_ms),
-        JournalRecord::Rollback(record) | JournalRecord::Restore(record) => Some(record.at_ms),
-        JournalRecord::Fork(record) => Some(record.at_ms),
-        JournalRecord::Began(record) => Some(record.at_ms),
-        JournalRecord::Ended(record) => Some(record.at_ms),
-        JournalRecord::CaptureFailed(_)
-        | JournalRecord::Removed(_)
-        | JournalRecord::Step(_)
-        | JournalRecord::Unknown => None,
-    });
+    // What was removed or failed, and how far a turn has come, is nothing that it did.
+    let counts = |record: &&JournalRecord| {
+        !matches!(
+            record,
+            JournalRecord::CaptureFailed(_) | JournalRecord::Removed(_) | JournalRecord::Step(_)
+        )
+    };
+    let ended = journal.records.iter().filter(counts);
+    let ended = ended.filter_map(JournalRecord::at_ms);
     let next = sandbox.next_turn()?;
     Ok(Summary {
         checkpoints: good().count() as u64,

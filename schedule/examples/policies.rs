@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crab_schedule::{Budgets, Policy, Settings, simulation};
+use crab_schedule::{Policy, simulation};
 use serde_json::json;
 
 fn main() {
@@ -17,19 +17,8 @@ fn main() {
         let outcome = simulation::run(&simulation::Setup {
             sandboxes: sandboxes as u32,
             turns,
-            seed: 1,
             faster: argument(4, 150) as f64 / 100.0,
-            disk_bytes_per_s: 1_000_000_000,
-            settings: Settings {
-                policy,
-                budgets: Budgets {
-                    dumps: dumps as usize,
-                    publishers: 4,
-                    disk_bytes_per_s: Some(800_000_000),
-                    staging_bytes: Some(4 << 30),
-                },
-                ..Settings::default()
-            },
+            ..simulation::Setup::host(policy, dumps as usize)
         });
         let ms = |duration: Duration| duration.as_secs_f64() * 1000.0;
         println!(

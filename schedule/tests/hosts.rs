@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crab_schedule::{
-    Budgets, Policy, Settings,
+    Policy,
     simulation::{Outcome, Setup, run},
 };
 
@@ -15,17 +15,7 @@ fn host(policy: Policy, sandboxes: u32, turns: u64, seed: u64) -> Outcome {
         seed,
         // As busy as two dumps at a time can be.
         faster: 1.75,
-        disk_bytes_per_s: 1_000_000_000,
-        settings: Settings {
-            policy,
-            budgets: Budgets {
-                dumps: 2,
-                publishers: 4,
-                disk_bytes_per_s: Some(800_000_000),
-                staging_bytes: Some(4 << 30),
-            },
-            ..Settings::default()
-        },
+        ..Setup::host(policy, 2)
     })
 }
 

@@ -43,11 +43,30 @@ fn take(dir: &Path, how: FlockOperation) -> Result<Option<Held>, FileError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Held(None))),
         file => file.map_err(FileError::of("open", dir))?,
     };
+    let locked = lock(file, dir, how)?;
+    Ok(locked.map(|file| Held(Some(file))))
+}
+
+/// Locks what is open from this path; nothing while somebody else has it.
+fn lock(file: File, path: &Path, how: FlockOperation) -> Result<Option<File>, FileError> {
     match retry_on_intr(|| flock(&file, how)) {
-        Ok(()) => Ok(Some(Held(Some(file)))),
+        Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(FileError::of("lock", dir)(error.into())),
+        Err(error) => Err(FileError::of("lock", path)(error.into())),
     }
+}
+
+/// Locks a file that is there for nothing else, and is made where it is not; nothing while somebody
+/// else has it.
+pub(crate) fn file(path: &Path) -> Result<Option<File>, FileError> {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(FileError::of("open", path))?;
+    lock(file, path, FlockOperation::NonBlockingLockExclusive)
 }
 
 /// Tells whoever has the writer, and could do it another time, that somebody waits for it.
@@ -113,19 +132,8 @@ impl SandboxStore {
     /// # Errors
     /// When the sandbox's directory cannot be written.
     pub fn restoring(&self) -> Result<Option<Restoring>, FileError> {
-        let path = self.dir().join(RESTORING_FILE);
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(FileError::of("open", &path))?;
-        match retry_on_intr(|| flock(&file, FlockOperation::NonBlockingLockExclusive)) {
-            Ok(()) => Ok(Some(Restoring(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(FileError::of("lock", &path)(error.into())),
-        }
+        let file = file(&self.dir().join(RESTORING_FILE))?;
+        Ok(file.map(Restoring))
     }
 }
 

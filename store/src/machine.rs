@@ -7,7 +7,7 @@
 //! one version. What is sure to fail elsewhere is said before anything is tried; what only may fail
 //! is tried, and then told as a difference.
 
-use std::{collections::BTreeSet, fmt, fs};
+use std::{collections::BTreeSet, fmt, fs, sync::OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -159,9 +159,14 @@ impl Machine {
 
     /// This one, with all that its processes may use.
     pub fn with_processor() -> Self {
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        // They are the same for as long as a process runs, and the kernel asks each processor.
+        static CPU: OnceLock<BTreeSet<String>> = OnceLock::new();
+        let cpu = CPU.get_or_init(|| {
+            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            features(&cpuinfo)
+        });
         Self {
-            cpu: features(&cpuinfo),
+            cpu: cpu.clone(),
             ..Self::here()
         }
     }

@@ -16,16 +16,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs::File,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crab_fault::Point;
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
 
 use crate::{
     digest::Digest,
@@ -349,17 +345,9 @@ pub(crate) fn lock(store: &SandboxStore) -> Result<File, OpenError> {
     let path = store.dir().join(LOCK_FILE);
     loop {
         durable::create_dir(store.dir())?;
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(FileError::of("open", &path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Err(OpenError::Locked(store.id().clone())),
-            locked => locked.map_err(|error| FileError::of("lock", &path)(error.into()))?,
-        }
+        let Some(file) = locks::file(&path)? else {
+            return Err(OpenError::Locked(store.id().clone()));
+        };
         // The sandbox may have been removed between open and lock.
         if is_same(&file, &path)? {
             return Ok(file);

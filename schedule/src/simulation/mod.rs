@@ -21,7 +21,8 @@ use std::{
 
 use self::recorded::{Habits, class, exec};
 use crate::{
-    Class, Counts, Decision, End, JobId, Request, Scheduler, Settings, Stage, Time, WHOLE, Waits,
+    Budgets, Class, Counts, Decision, End, JobId, Policy, Request, Scheduler, Settings, Stage,
+    Time, WHOLE, Waits,
 };
 
 /// As the configuration has it if nothing is said.
@@ -42,6 +43,30 @@ pub struct Setup {
     pub disk_bytes_per_s: u64,
     /// The scheduler's.
     pub settings: Settings,
+}
+
+impl Setup {
+    /// A host of 1,000 sandboxes with the disk and the memory of a server, on which so many dumps
+    /// may be made at a time, and 100,000 turns.
+    pub fn host(policy: Policy, dumps: usize) -> Self {
+        Self {
+            sandboxes: 1000,
+            turns: 100_000,
+            seed: 1,
+            faster: 1.5,
+            disk_bytes_per_s: 1_000_000_000,
+            settings: Settings {
+                policy,
+                budgets: Budgets {
+                    dumps,
+                    publishers: 4,
+                    disk_bytes_per_s: Some(800_000_000),
+                    staging_bytes: Some(4 << 30),
+                },
+                ..Settings::default()
+            },
+        }
+    }
 }
 
 /// What came of it.

@@ -4,14 +4,15 @@
 
 use std::time::Duration;
 
-use crab_schedule::{Budgets, Policy, Settings, simulation};
+use crab_schedule::{Policy, simulation};
 
 use super::Plan;
 use crate::figures::Measured;
 
 const SANDBOXES: u32 = 1000;
 const TURNS: u64 = 100_000;
-/// By how much faster than recorded they are, so that two dumps at a time are hardly enough.
+const DUMPS: usize = 2;
+/// By how much faster than recorded they are, so that so many dumps at a time are hardly enough.
 const FASTER: f64 = 1.5;
 
 /// Every policy once.
@@ -23,17 +24,7 @@ pub(super) fn measure(plan: &Plan, measured: &mut Measured) {
             turns: TURNS,
             seed: plan.seed,
             faster: FASTER,
-            disk_bytes_per_s: 1_000_000_000,
-            settings: Settings {
-                policy,
-                budgets: Budgets {
-                    dumps: 2,
-                    publishers: 4,
-                    disk_bytes_per_s: Some(800_000_000),
-                    staging_bytes: Some(4 << 30),
-                },
-                ..Settings::default()
-            },
+            ..simulation::Setup::host(policy, DUMPS)
         });
         // One that never came to an end waits for ever.
         starved += outcome.starved + outcome.endless as u64;
