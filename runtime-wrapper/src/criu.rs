@@ -15,6 +15,7 @@
 //!   process image.
 
 mod another;
+mod covered;
 mod exchange;
 mod left_out;
 mod pages;

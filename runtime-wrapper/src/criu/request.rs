@@ -20,6 +20,7 @@ use rust_criu::rust_criu_protobuf::rpc::{Criu_cg_mode, Criu_opts, Ext_mount_map}
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 use super::{
+    covered::archives_covered,
     left_out::{LEFT_OUT, LeftOut},
     remainder::Remainder,
 };
@@ -68,6 +69,8 @@ pub(crate) struct Asked {
     pub(crate) descriptors: Vec<u8>,
     /// What is left to do afterwards.
     pub(super) remainder: Remainder,
+    /// See [`Begun::leaves_files_alone`](super::Begun::leaves_files_alone).
+    pub(super) leaves_files_alone: bool,
 }
 
 impl Request<'_> {
@@ -137,7 +140,13 @@ impl Request<'_> {
         for left_out in &extent.left_out {
             external(left_out.at(), Some(LEFT_OUT))?;
         }
+        let external: Vec<&Path> = wanted
+            .ext_mnt
+            .iter()
+            .map(|it| Path::new(it.key()))
+            .collect();
         Ok(Asked {
+            leaves_files_alone: !archives_covered(&points, &external),
             descriptors: self.descriptors()?,
             remainder: Remainder {
                 left_out: extent.left_out,

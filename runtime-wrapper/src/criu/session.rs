@@ -97,9 +97,16 @@ pub struct Begun {
     /// CRIU opens them anew through this process.
     _directories: [File; 2],
     remainder: Remainder,
+    leaves_files_alone: bool,
 }
 
 impl Begun {
+    /// Whether it makes and removes nothing among the container's own files meanwhile, so that they
+    /// can be read beside it.
+    pub fn leaves_files_alone(&self) -> bool {
+        self.leaves_files_alone
+    }
+
     /// Starts a CRIU and asks it for a dump; returns when it waits for the container to
     /// stand still.
     ///
@@ -116,6 +123,7 @@ impl Begun {
             mut options,
             network,
             remainder,
+            leaves_files_alone,
             ..
         } = asked;
         let program =
@@ -140,6 +148,7 @@ impl Begun {
             deadline: Some(deadline),
             _directories: directories,
             remainder,
+            leaves_files_alone,
         };
         begun.say(Criu_req {
             type_: Some(EnumOrUnknown::new(Criu_req_type::DUMP)),

@@ -250,11 +250,10 @@ impl Dump {
         self
     }
 
-    /// Whether CRIU leaves the container's files alone. Asked through the runtime, it makes
-    /// directories in the container's `/tmp` while it archives a tmpfs with mounts in it
-    /// (CRIU's `mount.c`, `get_clean_mnt`).
-    pub(super) fn is_direct(&self) -> bool {
-        self.direct.is_some()
+    /// Whether CRIU is known to leave the container's files alone.
+    pub(super) fn leaves_files_alone(&self) -> bool {
+        let direct = self.direct.as_ref();
+        direct.is_some_and(|direct| direct.begun.leaves_files_alone())
     }
 
     /// Has CRIU write the image. The sandbox is frozen.

@@ -146,7 +146,7 @@ impl Capture {
         }
         let dump = half.dump.take().map(|dump| dump.confirmed(&all));
         let criu = dump.as_ref().map(|dump| dump.criu().version.clone());
-        let beside = dump.as_ref().is_some_and(Dump::is_direct);
+        let beside = dump.as_ref().is_some_and(Dump::leaves_files_alone);
         let mut files = || match judged.take() {
             Some(judged) => self.files(judged),
             None => self.judged(&stopped, &look).and_then(|it| self.files(it)),
