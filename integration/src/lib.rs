@@ -42,6 +42,7 @@ mod nerdctl;
 mod on_host;
 pub mod processes;
 pub mod proof;
+pub mod replay;
 mod sandbox;
 mod session;
 mod shim_client;

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Recorded agents, played again and killed: what brings them back.
+
+mod record;
+
+pub use self::record::{Crash, Kept, Play, Point, Ratio, Record, Rule, VERSION};
