@@ -45,11 +45,16 @@ deps_missing() {
     done
 }
 
-ensure_build_tools() {
-    local packages log
+# That cargo is there, and nothing more.
+ensure_cargo() {
     [ -n "${CARGO_HOME:-}" ] || [ ! -d "${HOME:-/root}/.cargo/bin" ] || PATH=$PATH:${HOME:-/root}/.cargo/bin
     command -v cargo >/dev/null ||
         deps_die "there is no cargo: install Rust (the version that Cargo.toml names, or newer) with rustup, see https://rustup.rs"
+}
+
+ensure_build_tools() {
+    local packages log
+    ensure_cargo
     mapfile -t packages < <(deps_missing)
     [ ${#packages[@]} -gt 0 ] || return 0
     command -v apt-get >/dev/null ||

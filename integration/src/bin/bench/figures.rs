@@ -45,6 +45,11 @@ pub(crate) enum Target {
 }
 
 impl Target {
+    /// Whether a number is as it shall be.
+    pub(crate) fn is_met(self, value: f64) -> bool {
+        self.is_met_by(Figure::Number(value))
+    }
+
     fn is_met_by(self, figure: Figure) -> bool {
         match (self, figure) {
             (Self::AtMost(limit), Figure::Number(value)) => value <= limit,

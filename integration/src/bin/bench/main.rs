@@ -10,12 +10,14 @@ mod fork;
 mod inspector;
 mod lifecycle;
 mod memory;
+mod replay_report;
 mod report;
 mod series;
 mod shim;
 
 use std::{
     env,
+    path::PathBuf,
     process::ExitCode,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -32,6 +34,7 @@ const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N
        bench fork [--json] [--rounds N]
        bench density [--json] [--sandboxes N] [--turns N] [--scale X] [--seed N] [--traces DIR] [--quick]
                      [--only PART[,PART]]
+       bench report FILE [--html OUT] [--readme FILE]
 (inside the test host; outside, scripts/bench)";
 
 fn main() -> ExitCode {
@@ -52,6 +55,7 @@ fn run() -> Result<()> {
         Some("capture") => capture(args),
         Some("fork") => fork(args),
         Some("density") => density(args),
+        Some("report") => report_replay(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
             Ok(())
@@ -185,6 +189,36 @@ fn density(mut args: impl Iterator<Item = String>) -> Result<()> {
     }
     let measured = density::measure(&Testbed::here()?, &plan)?;
     tell(&measured, json, figures::table)
+}
+
+/// Makes a page and a table of what a replay has found. Nothing is measured, so it needs no
+/// test host.
+fn report_replay(mut args: impl Iterator<Item = String>) -> Result<()> {
+    let (mut record, mut html, mut readme) = (None, None, None);
+    while let Some(arg) = args.next() {
+        let place = match arg.as_str() {
+            "--html" => &mut html,
+            "--readme" => &mut readme,
+            "-h" | "--help" => {
+                println!("{USAGE}");
+                return Ok(());
+            }
+            option if option.starts_with('-') => bail!("{arg} is no option of report; {USAGE}"),
+            _ if record.is_some() => bail!("one record at a time, {arg} is another; {USAGE}"),
+            _ => {
+                record = Some(PathBuf::from(arg));
+                continue;
+            }
+        };
+        let path = args.next().with_context(|| format!("{arg} wants a file"))?;
+        *place = Some(PathBuf::from(path));
+    }
+    let record = record.context("report wants the file that `bench replay` wrote")?;
+    replay_report::report(&replay_report::Plan {
+        record,
+        html,
+        readme,
+    })
 }
 
 fn tell<T: Serialize>(measured: &T, json: bool, table: fn(&T) -> String) -> Result<()> {
