@@ -2,7 +2,8 @@
 
 //! Checkpoints by the clients themselves, as images of containerd.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::{
     client::{Client, Runtime, unique},
@@ -17,6 +18,7 @@ use crate::{
 pub struct CheckpointImage {
     client: Client,
     name: String,
+    runtime: Runtime,
 }
 
 impl Client {
@@ -25,6 +27,7 @@ impl Client {
         let image = CheckpointImage {
             client: self,
             name: unique("checkpoint"),
+            runtime: sandbox.runtime(),
         };
         self.tool(["container", "checkpoint", "--rw", "--task", "--image"])
             .args([sandbox.id(), &image.name])
@@ -44,12 +47,39 @@ impl CheckpointImage {
     /// whatever there is then.
     pub fn restore(&self) -> Result<(Output, Sandbox)> {
         let name = unique("back");
-        let sandbox = Sandbox::new(self.client, Runtime::Crab, &name);
+        let sandbox = Sandbox::new(self.client, self.runtime, &name);
         let said = self
             .client
             .tool(["container", "restore", "--rw", "--live", &name, &self.name])
             .run()?;
         Ok((said, sandbox))
+    }
+
+    /// What it takes beside the image from which its container was made, in bytes.
+    pub fn own_bytes(&self) -> Result<u64> {
+        let list = self.client.tool(["images", "ls"]).run()?.ok()?.stdout;
+        let digest = |name: &str| {
+            let rows = list.lines().map(|line| line.split_whitespace());
+            let row = rows
+                .map(Iterator::collect::<Vec<_>>)
+                .find(|row| row[0] == name);
+            row.and_then(|row| row.get(2).map(|digest| (*digest).to_owned()))
+        };
+        let own = digest(&self.name).with_context(|| format!("there is no {}", self.name))?;
+        let index = self
+            .client
+            .tool(["content", "get", &own])
+            .run()?
+            .ok()?
+            .stdout;
+        let index: Value = serde_json::from_str(&index).context("read the checkpoint's index")?;
+        let parts = index["manifests"].as_array().into_iter().flatten();
+        // Everything but the image, which was there before.
+        let parts = parts.filter(|part| {
+            let kind = part["mediaType"].as_str().unwrap_or_default();
+            !kind.contains("manifest") && !kind.contains("image.index")
+        });
+        Ok(parts.filter_map(|part| part["size"].as_u64()).sum())
     }
 
     /// The same, which has to succeed.

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::drive::Part;
+
 /// The version of this format; a reader refuses another one.
 pub const VERSION: u32 = 1;
 
@@ -149,6 +151,29 @@ pub struct Rule {
     pub what: String,
     /// Why it cannot be alike.
     pub why: String,
+}
+
+impl Crash {
+    /// One of which nothing is known yet.
+    pub fn at(part: &Part, turn: usize) -> Self {
+        Self {
+            trace: part.trace.id.clone(),
+            client: part.client_name().into(),
+            turn,
+            back_at: 0,
+            recovered: false,
+            differences: Vec::new(),
+            recover_ms: 0.0,
+        }
+    }
+
+    /// One from which nothing came back.
+    pub fn failed(part: &Part, turn: usize, why: String) -> Self {
+        Self {
+            differences: vec![why],
+            ..Self::at(part, turn)
+        }
+    }
 }
 
 impl Kept {

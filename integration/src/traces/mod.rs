@@ -23,6 +23,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::replay::Driver;
+
 pub use self::{
     load::{folder, own},
     pace::Pace,
@@ -55,6 +57,9 @@ pub struct Trace {
     pub setup: Vec<String>,
     /// What it did.
     pub turns: Vec<TraceTurn>,
+    /// How its commands are given, where nobody says otherwise.
+    #[serde(default)]
+    pub driver: Driver,
     /// For how long the agent let a command run until it killed it, itself and no more, in
     /// milliseconds; nothing if it waited for ever.
     #[serde(default)]

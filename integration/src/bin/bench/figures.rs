@@ -109,6 +109,23 @@ impl Measured {
         eprintln!("{name}: {verdict}");
     }
 
+    /// The figures that are numbers.
+    pub(crate) fn numbers(&self) -> BTreeMap<String, f64> {
+        let numbers = self
+            .figures
+            .iter()
+            .filter_map(|(name, figure)| match figure {
+                Figure::Number(value) => Some(((*name).to_owned(), *value)),
+                Figure::Verdict(_) => None,
+            });
+        numbers.collect()
+    }
+
+    /// What stands behind the figures.
+    pub(crate) fn details(&self) -> &BTreeMap<String, f64> {
+        &self.details
+    }
+
     /// What stands behind a figure.
     pub(crate) fn detail(&mut self, name: impl Into<String>, value: f64) {
         self.details.insert(name.into(), rounded(value));

@@ -4,12 +4,15 @@
 //! builds everything and runs them in the test host.
 
 mod capture;
+mod crowd;
 mod density;
 mod figures;
 mod fork;
+mod host;
 mod inspector;
 mod lifecycle;
 mod memory;
+mod replay;
 mod replay_report;
 mod report;
 mod series;
@@ -34,6 +37,9 @@ const USAGE: &str = "usage: bench lifecycle [--json] [--rounds N] [--sandboxes N
        bench fork [--json] [--rounds N]
        bench density [--json] [--sandboxes N] [--turns N] [--scale X] [--seed N] [--traces DIR] [--quick]
                      [--only PART[,PART]]
+       bench replay [--json] [--scale X] [--fast-scale X] [--seed N] [--traces DIR] [--trace NAME] [--turns N]
+                    [--client ctr|docker] [--driver exec|shell|tmux] [--ways WAY[,WAY]] [--at-once N]
+                    [--out DIR] [--quick] [--only PART[,PART]]
        bench report FILE [--html OUT] [--readme FILE]
 (inside the test host; outside, scripts/bench)";
 
@@ -55,6 +61,7 @@ fn run() -> Result<()> {
         Some("capture") => capture(args),
         Some("fork") => fork(args),
         Some("density") => density(args),
+        Some("replay") => replay(args),
         Some("report") => report_replay(args),
         Some("-h" | "--help") => {
             println!("{USAGE}");
@@ -171,11 +178,7 @@ fn density(mut args: impl Iterator<Item = String>) -> Result<()> {
             "--quick" => plan.quick(),
             "--sandboxes" => plan.sandboxes = number(&mut args, &arg)?,
             "--turns" => plan.turns = number(&mut args, &arg)?,
-            "--scale" => {
-                plan.scale = number(&mut args, &arg)?;
-                let is_sane = (0.001..=1000.0).contains(&plan.scale);
-                ensure!(is_sane, "--scale wants 0.001 to 1000");
-            }
+            "--scale" => plan.scale = scale(&mut args, &arg)?,
             "--seed" => plan.seed = number(&mut args, &arg)?,
             "--traces" => {
                 plan.traces = Some(args.next().context("--traces wants a folder")?.into())
@@ -188,6 +191,12 @@ fn density(mut args: impl Iterator<Item = String>) -> Result<()> {
         }
     }
     let measured = density::measure(&Testbed::here()?, &plan)?;
+    tell(&measured, json, figures::table)
+}
+
+fn replay(args: impl Iterator<Item = String>) -> Result<()> {
+    let (plan, json) = replay::arguments(args)?;
+    let measured = replay::measure(&Testbed::here()?, &plan)?;
     tell(&measured, json, figures::table)
 }
 
@@ -219,6 +228,16 @@ fn report_replay(mut args: impl Iterator<Item = String>) -> Result<()> {
         html,
         readme,
     })
+}
+
+/// What waits are multiplied by.
+fn scale(args: &mut impl Iterator<Item = String>, of: &str) -> Result<f64> {
+    let scale: f64 = number(args, of)?;
+    ensure!(
+        (0.001..=1000.0).contains(&scale),
+        "{of} wants 0.001 to 1000"
+    );
+    Ok(scale)
 }
 
 fn tell<T: Serialize>(measured: &T, json: bool, table: fn(&T) -> String) -> Result<()> {

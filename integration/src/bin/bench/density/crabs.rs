@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use crab_integration::{BUSYBOX, RunOptions, Sandbox, Swapped, Testbed, traces::Trace};
+use crab_integration::{BUSYBOX, RunOptions, Sandbox, Testbed, traces::Trace};
 use crab_schedule::Policy;
 use crab_store::{Class, JournalRecord, SandboxId, Store, TurnRecord};
 
@@ -20,9 +20,8 @@ use super::{
     fleet::{Fleet, Strategy, Times},
     full::length,
 };
-use crate::{figures::Measured, inspector::without_crab, series::Series};
+use crate::{figures::Measured, host::Host, series::Series};
 
-const CONFIG: &str = "/etc/crab/config.toml";
 const STORE: &str = "/var/lib/crab";
 /// How long what was captured may take to be stored when all agents are done.
 const SETTLES: Duration = Duration::from_secs(120);
@@ -34,25 +33,9 @@ const GATE_US: u64 = 100;
 /// So many turns that went wrong are told one by one.
 const TOLD: i32 = 5;
 
-/// A host on which Crab is as it comes, but for the policy: the other benchmarks and the tests
-/// have each exec be a turn, and captures waited for as long as it takes.
-pub(super) struct Host(#[expect(dead_code, reason = "held")] Swapped);
-
-impl Host {
-    pub(super) fn with(policy: Policy) -> Result<Self> {
-        // The next one reads it.
-        without_crab()?;
-        let text = format!("[schedule]\npolicy = \"{}\"\n", policy.as_str());
-        Swapped::with(CONFIG, &text).map(Self)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        if let Err(error) = without_crab() {
-            eprintln!("crabd goes on as configured for a benchmark: {error:#}");
-        }
-    }
+/// One with a policy.
+pub(super) fn host(policy: Policy) -> Result<Host> {
+    Host::with(&format!("[schedule]\npolicy = \"{}\"\n", policy.as_str()))
 }
 
 /// What Crab wrote.
@@ -70,7 +53,7 @@ pub(super) fn play(
     traces: &[Trace],
     measured: &mut Measured,
 ) -> Result<(Times, Kept, Spent)> {
-    let _host = Host::with(policy)?;
+    let _host = host(policy)?;
     let fleet = Fleet::start(testbed, Strategy::On, traces)?;
     settled(testbed)?;
     let before = length(Path::new(STORE))?;
@@ -113,7 +96,7 @@ pub(super) fn switched_off(
     traces: &[Trace],
     measured: &mut Measured,
 ) -> Result<(Times, Spent)> {
-    let _host = Host::with(Policy::Predictive)?;
+    let _host = host(Policy::Predictive)?;
     let _watched = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
     let fleet = Fleet::start(testbed, Strategy::Off, traces)?;
     settled(testbed)?;

@@ -19,6 +19,7 @@ use crab_integration::{
 
 use super::{Plan, full::Budget};
 use crate::{
+    crowd::some_at_a_time,
     figures::Measured,
     series::{Series, median},
 };
@@ -266,32 +267,6 @@ impl Times {
     }
 }
 
-/// Does something with each, so many at a time; gives what came of it, in their order.
-pub(super) fn some_at_a_time<T: Sync, R: Send>(
-    count: usize,
-    items: &[T],
-    act: impl Fn(&T) -> Result<R> + Sync,
-) -> Vec<Result<R>> {
-    let next = Mutex::new(0..items.len());
-    let results = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..count.min(items.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(at) = at else { return };
-                    let result = act(&items[at]);
-                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-                    results.push((at, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,21 +288,5 @@ mod tests {
         ]);
         let other = Times(vec![replay(110, false), replay(10, false), replay(1, true)]);
         assert_eq!(other.percent_over(&stock), 5.0);
-    }
-
-    #[test]
-    fn what_comes_of_each_is_in_their_order() {
-        let numbers: Vec<u64> = (0..50).collect();
-        let done = some_at_a_time(4, &numbers, |number| {
-            anyhow::ensure!(*number != 7, "seven");
-            Ok(number * 2)
-        });
-        assert_eq!(done.len(), 50);
-        for (number, result) in done.into_iter().enumerate() {
-            match result {
-                Ok(double) => assert_eq!(double, 2 * number as u64),
-                Err(_) => assert_eq!(number, 7),
-            }
-        }
     }
 }

@@ -256,7 +256,7 @@ impl Member<'_> {
 }
 
 /// Of all files below a directory, together.
-pub(super) fn length(dir: &Path) -> Result<u64> {
+pub(crate) fn length(dir: &Path) -> Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))? {
         let entry = entry?;

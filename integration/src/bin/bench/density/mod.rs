@@ -23,6 +23,8 @@ mod full;
 mod recovery;
 mod simulated;
 
+pub(crate) use self::full::length;
+
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
@@ -40,7 +42,7 @@ use self::{
 };
 use crate::{
     figures::{Measured, Target, each_wanted},
-    inspector::without_crab,
+    host::without_crab,
     series::median,
 };
 

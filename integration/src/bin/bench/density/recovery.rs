@@ -20,11 +20,13 @@ use serde_json::Value;
 
 use super::{
     Plan,
-    crabs::{Host, records, settled},
-    fleet::{AT_A_TIME, Fleet, Replay, Strategy, some_at_a_time},
+    crabs::{host, records, settled},
+    fleet::{AT_A_TIME, Fleet, Replay, Strategy},
 };
 use crate::{
+    crowd::some_at_a_time,
     figures::Measured,
+    host::forget,
     series::{Series, median},
 };
 
@@ -35,10 +37,6 @@ const MOMENTS: Range<u64> = 20..80;
 
 /// So many turns each agent goes on.
 const NEXT: usize = 2;
-/// Until crabd looks for the last time whether what its predecessor watched is still there;
-/// before, its programs stay in the kernel.
-const FORGOTTEN: Duration = Duration::from_secs(12);
-
 /// What became of one sandbox.
 struct Back {
     took: Duration,
@@ -55,7 +53,7 @@ pub(super) fn measure(
     traces: &[Trace],
     measured: &mut Measured,
 ) -> Result<()> {
-    let _host = Host::with(Policy::Predictive)?;
+    let _host = host(Policy::Predictive)?;
     let fleet = Fleet::start(testbed, Strategy::On, traces)?;
     settled(testbed)?;
     let since = SystemTime::now();
@@ -121,7 +119,7 @@ pub(super) fn measure(
         measured.detail(format!("recovery: {what}"), value);
     }
     fleet.remove()?;
-    thread::sleep(FORGOTTEN);
+    forget();
     Ok(())
 }
 

@@ -10,8 +10,6 @@ mod overhead;
 mod random;
 mod storm;
 
-pub(crate) use self::overhead::without_crab;
-
 use std::collections::BTreeSet;
 
 use anyhow::Result;

@@ -5,19 +5,19 @@
 //! watched, and under Crab as it is. In each round all three, in changing order; figures are
 //! medians of the rounds' ratios.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Runtime, Sandbox, Testbed, poll, processes};
-use rustix::process::Signal;
+use anyhow::{Context, Result};
+use crab_integration::{BUSYBOX, DEBIAN, RunOptions, Runtime, Sandbox, Testbed, poll};
 
 use super::{Measured, Plan};
-use crate::series::median;
+use crate::{
+    host::{PINS, without_crab},
+    series::median,
+};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const WORK_LIMIT: Duration = Duration::from_secs(300);
-/// Where the programs of crabd are pinned.
-const PINS: &str = "/sys/fs/bpf/crab";
 
 /// A piece of work, and what it needs before.
 struct Work {
@@ -178,21 +178,4 @@ fn timed(sandbox: &Sandbox, work: &Work) -> Result<Took> {
         clock,
         processor: user + system,
     })
-}
-
-/// Ends crabd, which takes its programs out of the kernel when it watches nothing.
-pub(crate) fn without_crab() -> Result<()> {
-    if let Some(crabd) = processes::crabd() {
-        poll("the shims have ended", LIMIT, || {
-            Ok(processes::named(processes::SHIM).is_empty().then_some(()))
-        })?;
-        processes::signal(crabd, Signal::TERM)?;
-        processes::wait_gone(crabd, LIMIT)?;
-    }
-    let left = fs::read_dir(Path::new(PINS)).map_or(0, Iterator::count);
-    ensure!(
-        left == 0,
-        "crabd has left {left} sets of programs in {PINS}"
-    );
-    Ok(())
 }

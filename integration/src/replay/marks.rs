@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A process beside what the agent does, whose memory is known to the last byte.
+
+use anyhow::Result;
+
+use super::{drive::Hand, state::Probe};
+
+/// Its memory changes with every so many turns.
+const EVERY: usize = 3;
+
+/// Whether there is one. It is where the agent leaves processes, too: in a run that leaves none
+/// it would be what decides who can bring that run back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    /// None.
+    None,
+    /// One.
+    Some,
+}
+
+impl Marks {
+    /// Starts it, before the first turn.
+    pub fn begin(self, hand: &Hand<'_>) -> Result<()> {
+        match self {
+            Self::None => Ok(()),
+            Self::Some => hand.beside(&Probe::start()),
+        }
+    }
+
+    /// What is to be done after a turn, counted from 0, as a shell script.
+    pub fn after(self, n: usize) -> String {
+        match self {
+            Self::Some if n % EVERY == 0 => Probe::poke(n as u64),
+            _ => String::new(),
+        }
+    }
+}
