@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 
+pub(crate) use self::truth::own_mounts;
 pub use self::{
     chance::Chance,
     execs::{Execs, Started},

@@ -11,13 +11,18 @@ use std::{
 
 use anyhow::{Context, Result};
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{CWD, Mode, OFlags, mkfifoat},
     io::Errno,
 };
 
 /// So much of what an exec prints is kept, its end.
 const KEPT: usize = 64 << 10;
+/// After how long it is tried again to open what has no reader yet.
+const AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 2_000_000,
+};
 
 /// Two FIFOs, gone when dropped: both outputs share one.
 pub(super) struct Fifos {
@@ -67,12 +72,9 @@ impl Fifos {
         let Some(path) = &self.stdin else {
             return Ok(());
         };
-        // The shim has its end open before the exec starts.
-        let mut file = File::options()
-            .write(true)
-            .custom_flags(OFlags::NONBLOCK.bits() as i32)
-            .open(path)
-            .with_context(|| format!("open {}", path.display()))?;
+        let Some(mut file) = self.open(path)? else {
+            return Ok(());
+        };
         let mut left = bytes;
         while !left.is_empty() {
             match file.write(left) {
@@ -92,6 +94,29 @@ impl Fifos {
             }
         }
         Ok(())
+    }
+
+    /// Opens what the exec reads; nothing if nobody wants it. The stock shim opens its end in
+    /// the background, and may say that the exec runs before it has.
+    fn open(&self, path: &Path) -> Result<Option<File>> {
+        loop {
+            let opened = File::options()
+                .write(true)
+                .custom_flags(OFlags::NONBLOCK.bits() as i32)
+                .open(path);
+            match opened {
+                Ok(file) => return Ok(Some(file)),
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("open {}", path.display()));
+                }
+            }
+            let mut told = [PollFd::new(&self.told, PollFlags::IN)];
+            wait_for(&mut told, Some(&AGAIN))?;
+            if !told[0].revents().is_empty() {
+                return Ok(None);
+            }
+        }
     }
 
     /// What it prints, until its end or [`Enough`].
@@ -133,8 +158,12 @@ impl Fifos {
 }
 
 fn wait(ends: &mut [PollFd<'_>]) -> Result<()> {
+    wait_for(ends, None)
+}
+
+fn wait_for(ends: &mut [PollFd<'_>], limit: Option<&Timespec>) -> Result<()> {
     loop {
-        match poll(ends, None) {
+        match poll(ends, limit) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error).context("wait for an exec's stdio"),
@@ -193,6 +222,29 @@ mod tests {
         let mut text = String::new();
         reading.read_to_string(&mut text).unwrap();
         assert_eq!(text, "some");
+        drop(reading);
+        // Who reads it comes later than who writes it.
+        let path = fifos.stdin.clone().unwrap();
+        let read = thread::scope(|scope| {
+            let feeder = scope.spawn(|| fifos.feed(b"late"));
+            let read = fs::read(path).unwrap();
+            feeder.join().unwrap().unwrap();
+            read
+        });
+        assert_eq!(read, b"late");
+        // Or never.
+        thread::scope(|scope| {
+            let feeder = scope.spawn(|| fifos.feed(b"never"));
+            enough.say();
+            feeder.join().unwrap().unwrap();
+        });
+        let (fifos, mut enough) = Fifos::new(dir.path(), "f", true).unwrap();
+        let path = fifos.stdin.clone().unwrap();
+        let _reading = File::options()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .unwrap();
         // More than a pipe holds, and nobody takes it.
         thread::scope(|scope| {
             let feeder = scope.spawn(|| fifos.feed(&[0; 1 << 20]));

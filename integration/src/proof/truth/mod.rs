@@ -17,6 +17,7 @@ use std::{collections::BTreeSet, fmt::Display, path::Path};
 
 use anyhow::Result;
 
+pub(crate) use self::tree::own_mounts;
 pub use self::{processes::Processes, tree::Tree};
 
 /// Everything at one moment. Nothing in the sandbox may be on the move meanwhile, but what

@@ -181,7 +181,7 @@ fn attributes(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 
 /// Where the container's root and its own file systems in memory are mounted: no others
 /// hold what a rollback brings back.
-fn own_mounts(init: u32) -> Result<Vec<PathBuf>> {
+pub(crate) fn own_mounts(init: u32) -> Result<Vec<PathBuf>> {
     let table = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
     let own = table.lines().filter_map(|line| {
         let (front, back) = line.split_once(" - ")?;
