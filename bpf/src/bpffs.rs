@@ -66,6 +66,11 @@ pub(crate) fn ensure(dir: &Path) -> Result<(), MountError> {
     make(dir)
 }
 
+/// Whether pins can be in `dir`: it is there, and on a BPF file system.
+pub(crate) fn holds(dir: &Path) -> Result<bool, MountError> {
+    Ok(dir.is_dir() && kind(dir)? == BPF_FS_MAGIC)
+}
+
 /// Undoes [`ensure`] as far as nobody else can have come to lean on it: an
 /// empty directory is removed, a bpffs of its own unmounted; the host's usual
 /// one stays.

@@ -178,23 +178,8 @@ impl Pins {
     pub(crate) fn open(directory: &Path, choice: &[Programs]) -> Result<Self, OpenError> {
         probe()?;
         bpffs::ensure(directory)?;
-        let at = |verb, source: io::Error| OpenError::Directory {
-            verb,
-            path: directory.to_path_buf(),
-            source,
-        };
-        let lock = File::open(directory).map_err(|source| at("open", source))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(OpenError::Busy {
-                    path: directory.to_path_buf(),
-                });
-            }
-            Err(source) => return Err(at("lock", source.into())),
-        }
-
-        let found = list(directory).map_err(|source| at("list", source))?;
+        let lock = lock(directory)?;
+        let found = list(directory).map_err(|source| at("list", directory, source))?;
         let mut refused = Vec::new();
         let mut choice = choice.iter().copied().peekable();
         let (programs, set, instance) = loop {
@@ -210,11 +195,7 @@ impl Pins {
         for name in found {
             let path = directory.join(name);
             if path != set {
-                remove(&path).map_err(|source| OpenError::Directory {
-                    verb: "remove the old pins in",
-                    path,
-                    source,
-                })?;
+                remove_old(&path)?;
             }
         }
         Ok(Self {
@@ -304,6 +285,46 @@ impl Pins {
     }
 }
 
+/// Detaches whatever is pinned there by removing it, with the directory. Gives how many sets
+/// that were.
+pub(crate) fn clear(directory: &Path) -> Result<usize, OpenError> {
+    if !bpffs::holds(directory)? {
+        return Ok(0);
+    }
+    let lock = lock(directory)?;
+    let found = list(directory).map_err(|source| at("list", directory, source))?;
+    for name in &found {
+        remove_old(&directory.join(name))?;
+    }
+    drop(lock);
+    bpffs::release(directory).map_err(|source| at("remove", directory, source))?;
+    Ok(found.len())
+}
+
+fn at(verb: &'static str, path: &Path, source: io::Error) -> OpenError {
+    OpenError::Directory {
+        verb,
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+/// Makes this process the one owner, as long as it holds the file.
+fn lock(directory: &Path) -> Result<File, OpenError> {
+    let lock = File::open(directory).map_err(|source| at("open", directory, source))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::Busy {
+            path: directory.to_path_buf(),
+        }),
+        Err(source) => Err(at("lock", directory, source.into())),
+    }
+}
+
+fn remove_old(set: &Path) -> Result<(), OpenError> {
+    remove(set).map_err(|source| at("remove the old pins in", set, source))
+}
+
 fn object_id(object: &[u8]) -> String {
     blake3::hash(object).to_hex()[..16].to_owned()
 }
@@ -368,11 +389,6 @@ fn take_over_or_build(
 
 fn build(directory: &Path, set: &Set, prefix: &str) -> Result<(PathBuf, String), OpenError> {
     const UUID: &str = "/proc/sys/kernel/random/uuid";
-    let at = |verb, path: &Path, source| OpenError::Directory {
-        verb,
-        path: path.to_path_buf(),
-        source,
-    };
     let instance = fs::read_to_string(UUID)
         .map_err(|source| at("read", Path::new(UUID), source))?
         .trim()

@@ -187,6 +187,15 @@ impl Tracer {
         Ok(tracer)
     }
 
+    /// For a host where nothing shall be counted: detaches what earlier tracers have left pinned
+    /// below `pin_dir`, and removes it. Gives how many sets of programs that were.
+    ///
+    /// # Errors
+    /// When a tracer owns `pin_dir`, or a pin cannot be removed.
+    pub fn remove_left_behind(pin_dir: &Path) -> Result<usize, OpenError> {
+        pins::clear(pin_dir)
+    }
+
     /// Which set counts.
     #[must_use]
     pub fn programs(&self) -> Programs {

@@ -67,27 +67,11 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crab_store::{Class, Cost, RollbackRecord, Trigger, TurnRecord};
+    use crab_store::{RollbackRecord, Trigger, TurnRecord};
 
     fn turn(turn: u64) -> JournalRecord {
         JournalRecord::Turn(TurnRecord {
-            turn: TurnId(turn),
-            trigger: Trigger::Exec,
-            command: String::new(),
-            meta: Default::default(),
-            began_ms: 0,
-            ended_ms: 0,
-            exit: None,
-            class: Class::None,
-            reason: String::new(),
-            unobserved: None,
-            checkpoint: None,
-            degraded: None,
-            cost: Cost::default(),
-            spans: Default::default(),
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(turn), Trigger::Exec)
         })
     }
 

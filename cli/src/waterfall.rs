@@ -45,29 +45,16 @@ pub(crate) fn rows(record: &TurnRecord) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crab_store::{Class, Cost, Spans, Trigger, TurnId};
+    use crab_store::{Class, Spans, Trigger, TurnId};
 
     #[test]
     fn parts_are_bars_where_they_took_place() {
         let span = |at_us, took_us| Some(Span { at_us, took_us });
         let mut record = TurnRecord {
-            turn: TurnId(1),
-            trigger: Trigger::Exec,
-            command: String::new(),
-            meta: Default::default(),
             began_ms: 1,
             ended_ms: 1000,
-            exit: None,
             class: Class::Full,
-            reason: String::new(),
-            unobserved: None,
-            checkpoint: None,
-            degraded: None,
-            cost: Cost::default(),
-            spans: Spans::default(),
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(1), Trigger::Exec)
         };
         assert!(rows(&record).is_empty(), "of an earlier version");
         record.spans = Spans {

@@ -32,7 +32,7 @@ pub use overrides::{ANNOTATIONS, Ignored};
 pub use patterns::{Patterns, PatternsOf};
 pub use schema::{PerSandbox, SETTINGS, Setting};
 pub use settings::{
-    BUILT_IN, Checkpoints, Config, Durability, Ignore, Log, LogFormat, LogLevel, Metrics, Policy,
-    Retention, Runtime, Schedule, Turns,
+    BUILT_IN, Checkpoints, Config, Durability, Ignore, Inspector, Log, LogFormat, LogLevel,
+    Metrics, Policy, Retention, Runtime, Schedule, Turns,
 };
 pub use value::{Kind, LOOPBACK, loopback};

@@ -162,6 +162,15 @@ pub const SETTINGS: &[Setting] = &[
         field: Field::Number(|config| &mut config.runtime.freeze_timeout_ms),
     },
     Setting {
+        section: "inspector",
+        key: "enabled",
+        kind: Kind::Switch,
+        what: "Whether crabd, which reads this when it starts, has BPF programs count what sandboxes do. Without, every turn is *unobserved*: looked at in full, with a process image whenever something lives that may have run ([below](#parts-that-can-be-switched-off)).",
+        otherwise: "",
+        per_sandbox: PerSandbox::No,
+        field: Field::Switch(|config| &mut config.inspector.enabled),
+    },
+    Setting {
         section: "checkpoints",
         key: "enabled",
         kind: Kind::Switch,
@@ -169,6 +178,15 @@ pub const SETTINGS: &[Setting] = &[
         otherwise: "",
         per_sandbox: PerSandbox::OnlyOff,
         field: Field::Switch(|config| &mut config.checkpoints.enabled),
+    },
+    Setting {
+        section: "checkpoints",
+        key: "optimistic",
+        kind: Kind::Switch,
+        what: "Whether files are captured while the sandbox runs where no process image is needed, and once more with a freeze if it changed something meanwhile. Without, whatever the counters cannot exclude is looked at and captured with a freeze ([below](#parts-that-can-be-switched-off)).",
+        otherwise: "",
+        per_sandbox: PerSandbox::OnlyOff,
+        field: Field::Switch(|config| &mut config.checkpoints.optimistic),
     },
     Setting {
         section: "checkpoints",
@@ -446,8 +464,9 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 /// The sections, in that order.
-pub(crate) const SECTIONS: [&str; 8] = [
+pub(crate) const SECTIONS: [&str; 9] = [
     "runtime",
+    "inspector",
     "checkpoints",
     "schedule",
     "turns",

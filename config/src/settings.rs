@@ -22,6 +22,8 @@ pub struct Config {
     pub log_level: LogLevel,
     /// The OCI runtime and CRIU.
     pub runtime: Runtime,
+    /// What the kernel counts.
+    pub inspector: Inspector,
     /// When and how checkpoints are taken.
     pub checkpoints: Checkpoints,
     /// Whose captures come when.
@@ -46,6 +48,7 @@ impl Default for Config {
             crabd: None,
             log_level: LogLevel::Info,
             runtime: Runtime::default(),
+            inspector: Inspector::default(),
             checkpoints: Checkpoints::default(),
             schedule: Schedule::default(),
             turns: Turns::default(),
@@ -92,12 +95,29 @@ impl Runtime {
     }
 }
 
+/// What the kernel counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspector {
+    /// Whether crabd loads BPF programs that count what sandboxes do. If not, every turn is
+    /// unobserved.
+    pub enabled: bool,
+}
+
+impl Default for Inspector {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
 /// When and how checkpoints are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoints {
     /// Whether each turn gets a checkpoint. If not, sandboxes run as under any
     /// other runtime.
     pub enabled: bool,
+    /// Whether files alone are captured while the sandbox runs, and again with a freeze if it
+    /// changed meanwhile. If not, every capture has a freeze.
+    pub optimistic: bool,
     /// For how long a capture may hold back the next turn.
     pub max_gate_ms: u64,
     /// Where a process image is before it is in the store; see
@@ -113,6 +133,7 @@ impl Default for Checkpoints {
     fn default() -> Self {
         Self {
             enabled: true,
+            optimistic: true,
             max_gate_ms: 2000,
             staging_dir: None,
             staging_bytes: 2 << 30,

@@ -60,7 +60,7 @@ pub(crate) async fn run(arguments: &Arguments, config: &Config) -> anyhow::Resul
     if let Err(error) = lend_programs(&lending, &lock) {
         warn!("not lending programs: {error:#}");
     }
-    let service = Service::new(State::open(&arguments.pin_dir));
+    let service = Service::new(State::open(&arguments.pin_dir, &config.inspector));
     let listener =
         UnixListener::from_std(listen(socket, &lock)?).context("hand the socket to the runtime")?;
     let desk = Arc::new(Desk::new(desk::settings(config)));

@@ -12,6 +12,7 @@ use crab_bpf::{
     AttendError, CgroupId, Changes, Device, Effects, EffectsError, OpenError, Spared, Tracer,
     WatchError,
 };
+use crab_config::Inspector;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
@@ -19,6 +20,9 @@ use crate::cgroups;
 use crate::mounts::Mounts;
 use crate::registry::{Gone, Registry};
 use crate::shim::{Shim, ShimError};
+
+/// Why nothing is counted where that is the admin's wish.
+const SWITCHED_OFF: &str = "the inspector is switched off in the configuration";
 
 /// The longest for which a request has system calls counted.
 const ATTENTION: Duration = Duration::from_secs(10);
@@ -68,8 +72,11 @@ pub(crate) struct Summary {
 #[derive(Debug)]
 enum Counting {
     On(Box<Tracer>),
-    /// Why not, in one line.
+    /// The host cannot, or shall not and has programs of before that do not go: why, in one
+    /// line.
     Off(String),
+    /// It shall not.
+    SwitchedOff,
     Closed,
 }
 
@@ -83,30 +90,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A host that cannot trace is served too: shims learn why from it.
-    pub(crate) fn open(pin_dir: &Path) -> Self {
+    /// A host that cannot trace, or shall not, is served too: shims learn why from it.
+    pub(crate) fn open(pin_dir: &Path, inspector: &Inspector) -> Self {
         let started = Instant::now();
-        let counting = match Tracer::open(pin_dir) {
-            Ok(tracer) => {
-                for (programs, reason) in tracer.refused() {
-                    info!(%programs, reason, "the kernel does not take");
-                }
-                info!(
-                    programs = %tracer.programs(),
-                    instance = tracer.instance(),
-                    watched = tracer.watched().len(),
-                    took_ms = started.elapsed().as_millis(),
-                    "counting"
-                );
-                Counting::On(Box::new(tracer))
-            }
-            Err(reason) => {
-                warn!("not counting: {reason}");
-                if let OpenError::Program { source, .. } = &reason {
-                    info!("in full: {source:?}");
-                }
-                Counting::Off(reason.to_string())
-            }
+        let counting = match inspector.enabled {
+            true => Counting::begin(pin_dir, started),
+            false => Counting::switched_off(pin_dir),
         };
         let inherited = match &counting {
             Counting::On(tracer) => tracer.watched(),
@@ -129,13 +118,24 @@ impl State {
         init: u32,
     ) -> Result<Counted, Refusal> {
         self.registry.used(Instant::now());
-        let tracer = self.counting.tracer()?;
+        if matches!(self.counting, Counting::Closed) {
+            return Err(Refusal::Closing);
+        }
         if !matches!(sandbox.split_once('/'), Some((ns, id)) if !ns.is_empty() && !id.is_empty())
             || cgroup.0 == 0
         {
             return Err(Refusal::Name(sandbox.to_owned()));
         }
         let held = Shim::hold(shim)?;
+        let tracer = match self.counting.tracer() {
+            Ok(tracer) => tracer,
+            Err(refusal) => {
+                // It needs crabd nevertheless, which also says whose capture comes when: one
+                // that goes forgets how long agents wait.
+                self.registry.claim(sandbox, cgroup, held);
+                return Err(refusal);
+            }
+        };
         tracer.watch(cgroup, devices)?;
         if !tracer.programs().counts_mounts()
             && !self.mounts.get(&cgroup).is_some_and(|m| m.are_of(init))
@@ -222,6 +222,7 @@ impl State {
                 }
             }
             Counting::Off(reason) => ("none", reason.clone()),
+            Counting::SwitchedOff => ("off", SWITCHED_OFF.to_owned()),
             Counting::Closed => ("none", Refusal::Closing.to_string()),
         };
         Summary {
@@ -284,10 +285,51 @@ impl State {
 }
 
 impl Counting {
+    fn begin(pin_dir: &Path, started: Instant) -> Self {
+        match Tracer::open(pin_dir) {
+            Ok(tracer) => {
+                for (programs, reason) in tracer.refused() {
+                    info!(%programs, reason, "the kernel does not take");
+                }
+                info!(
+                    programs = %tracer.programs(),
+                    instance = tracer.instance(),
+                    watched = tracer.watched().len(),
+                    took_ms = started.elapsed().as_millis(),
+                    "counting"
+                );
+                Self::On(Box::new(tracer))
+            }
+            Err(reason) => {
+                warn!("not counting: {reason}");
+                if let OpenError::Program { source, .. } = &reason {
+                    info!("in full: {source:?}");
+                }
+                Self::Off(reason.to_string())
+            }
+        }
+    }
+
+    /// The programs of an earlier crabd, which would go on for nobody, go.
+    fn switched_off(pin_dir: &Path) -> Self {
+        match Tracer::remove_left_behind(pin_dir) {
+            Ok(removed) => {
+                info!(removed, "not counting: {SWITCHED_OFF}");
+                Self::SwitchedOff
+            }
+            Err(left) => {
+                let reason = format!("{SWITCHED_OFF}, and earlier programs stay attached: {left}");
+                warn!("not counting: {reason}");
+                Self::Off(reason)
+            }
+        }
+    }
+
     fn tracer(&mut self) -> Result<&mut Tracer, Refusal> {
         match self {
             Self::On(tracer) => Ok(tracer),
             Self::Off(reason) => Err(Refusal::NotCounting(reason.clone())),
+            Self::SwitchedOff => Err(Refusal::NotCounting(SWITCHED_OFF.to_owned())),
             Self::Closed => Err(Refusal::Closing),
         }
     }

@@ -94,17 +94,21 @@ impl Host {
         self.children.len() - 1
     }
 
-    /// Starts one with a configuration and waits until it serves; gives what it logged.
-    fn log_with(&mut self, config: &str) -> String {
+    /// The same with a configuration; its log is kept.
+    fn start_with(&mut self, config: &str) -> usize {
         let file = self.directory.path().join("config.toml");
         fs::write(&file, config).unwrap();
         let mut command = self.command(0);
         command.env("CRAB_CONFIG", &file).stderr(Stdio::piped());
         self.children.push(command.spawn().unwrap());
-        let crabd = self.children.len() - 1;
         self.until("crabd serves", |host| {
             std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
         });
+        self.children.len() - 1
+    }
+
+    /// Ends one that was started so; gives what it logged.
+    fn log_of(&mut self, crabd: usize) -> String {
         self.signal(crabd, Signal::TERM);
         let mut log = String::new();
         let mut stderr = self.children[crabd].stderr.take().unwrap();
@@ -441,6 +445,56 @@ fn a_host_that_cannot_trace_is_told_why() {
 }
 
 #[test]
+fn switched_off_it_counts_nothing_and_removes_what_an_earlier_one_left_counting() {
+    const OFF: &str = "[inspector]\nenabled = false\n";
+    let Some(mut host) = Host::new() else { return };
+    let crabd = host.start(0);
+    Client::new(&host).watch(&host.request(me())).unwrap();
+    host.signal(crabd, Signal::KILL);
+    host.ends(crabd);
+    assert!(host.pinned());
+
+    let crabd = host.start_with(OFF);
+    let client = Client::new(&host);
+    let status = client.status();
+    assert_eq!((status.programs.as_str(), status.sandboxes), ("off", 0));
+    assert!(status.reason.contains("switched off"), "{}", status.reason);
+    let (refused, why) = code(client.watch(&host.request(me())));
+    assert_eq!(refused, Code::FAILED_PRECONDITION);
+    assert!(why.contains(&status.reason), "{why}");
+    // For whom it stays: it schedules captures, too.
+    assert_eq!(client.status().sandboxes, 1);
+    assert!(!host.pins().exists());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(host.pins().to_str().unwrap()), "{mounts}");
+    let log = host.log_of(crabd);
+    let said = log.lines().filter(|line| line.contains("not counting"));
+    assert_eq!(said.count(), 1, "{log}");
+    assert!(log.contains("removed=1"), "{log}");
+
+    // Where there is nothing to remove, nor any place for it; and switched on again.
+    let crabd = host.start_with(OFF);
+    assert!(host.log_of(crabd).contains("removed=0"));
+    assert!(!host.pins().exists());
+    host.start_with("");
+    Client::new(&host).watch(&host.request(me())).unwrap();
+    assert_eq!(Client::new(&host).status().programs, programs());
+}
+
+#[test]
+fn switched_off_it_says_what_of_an_earlier_one_it_cannot_remove() {
+    let Some(mut host) = Host::new() else { return };
+    let owner = crab_bpf::Tracer::open(&host.pins()).unwrap();
+    host.start_with("[inspector]\nenabled = false\n");
+    let status = Client::new(&host).status();
+    assert_eq!(status.programs, "none");
+    for words in ["switched off", "stay attached", "pins is in use"] {
+        assert!(status.reason.contains(words), "{}", status.reason);
+    }
+    owner.close_and_unpin().unwrap();
+}
+
+#[test]
 fn nobody_else_can_reach_it() {
     let Some(mut host) = Host::new() else { return };
     host.start(0);
@@ -530,7 +584,8 @@ fn a_broken_configuration_is_said_once_and_crabd_serves() {
     let Some(mut host) = Host::new() else {
         return;
     };
-    let log = host.log_with("log_level = 'loud'\n\nstorr = '/a'\n");
+    let crabd = host.start_with("log_level = 'loud'\n\nstorr = '/a'\n");
+    let log = host.log_of(crabd);
     let of: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
     let [line] = of[..] else {
         panic!("{log}");
@@ -539,8 +594,8 @@ fn a_broken_configuration_is_said_once_and_crabd_serves() {
     says("the default configuration is in force: cannot use the configuration ");
     says("config.toml:1: log_level");
     says("line 3: there is no setting");
-    let quiet = host.log_with("log_level = 'error'\n");
-    assert_eq!(quiet, "");
+    let crabd = host.start_with("log_level = 'error'\n");
+    assert_eq!(host.log_of(crabd), "");
 }
 
 #[test]

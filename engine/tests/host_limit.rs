@@ -159,23 +159,15 @@ fn history(writer: &SandboxWriter, seed: u64, turns: std::ops::Range<u64>) {
         };
         pack.publish(manifest).unwrap();
         let record = TurnRecord {
-            turn: TurnId(turn),
-            trigger: Trigger::Exec,
             command: "date > now".to_owned(),
-            meta: Default::default(),
             began_ms: 1_700_000_000_000 + turn,
             ended_ms: 1_700_000_000_001 + turn,
             exit: Some(0),
             class: Class::Files,
             reason: "1 file changed".to_owned(),
-            unobserved: None,
             checkpoint: Some(TurnId(turn)),
-            degraded: None,
-            cost: Cost::default(),
-            spans: Default::default(),
             files_changed: 1,
-            changed: Vec::new(),
-            effects: TurnEffects::default(),
+            ..TurnRecord::new(TurnId(turn), Trigger::Exec)
         };
         let record = JournalRecord::Turn(record);
         writer.append(record, Durability::Lazy).unwrap();

@@ -13,7 +13,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use crab_store::{
-    CaptureFailed, Class, Cost, Durability, FailureKind, JournalRecord, SandboxId, Store, Trigger,
+    CaptureFailed, Class, Durability, FailureKind, JournalRecord, SandboxId, Store, Trigger,
     TurnId, TurnRecord,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -139,23 +139,11 @@ fn until(address: SocketAddr, series: &str, expected: f64) -> String {
 
 fn turn(number: u64, class: Class) -> JournalRecord {
     JournalRecord::Turn(TurnRecord {
-        turn: TurnId(number),
-        trigger: Trigger::Exec,
         command: "secret-of-a-sandbox".to_owned(),
-        meta: Default::default(),
-        began_ms: 0,
         ended_ms: 1,
-        exit: None,
         class,
-        reason: String::new(),
-        unobserved: None,
         checkpoint: (class != Class::None).then_some(TurnId(number)),
-        degraded: None,
-        cost: Cost::default(),
-        spans: Default::default(),
-        files_changed: 0,
-        changed: Vec::new(),
-        effects: Default::default(),
+        ..TurnRecord::new(TurnId(number), Trigger::Exec)
     })
 }
 

@@ -39,7 +39,7 @@ use crate::{
     image::FileImage,
     journal::{Durability, JournalWriter},
     manifest::{Manifest, ProcessRef},
-    record::{Cost, ForkRecord, JournalRecord, Trigger, TurnRecord},
+    record::{ForkRecord, JournalRecord, Trigger, TurnRecord},
     sandbox::{
         Client, MANIFEST, META, RESTORE, RESTORE_FILE, RestoreRequest, SandboxMeta, SandboxStore,
     },
@@ -359,23 +359,13 @@ pub(crate) fn start(
     at_ms: u64,
 ) -> TurnRecord {
     TurnRecord {
-        turn: START,
-        trigger: Trigger::Fork,
-        command: String::new(),
-        meta: Default::default(),
         began_ms: at_ms,
         ended_ms: at_ms,
-        exit: None,
         class: manifest.class,
         reason: format!("a copy of {parent} at turn {turn}"),
-        unobserved: None,
         checkpoint: Some(START),
         degraded: manifest.degraded.clone(),
-        cost: Cost::default(),
-        spans: Default::default(),
-        files_changed: 0,
-        changed: Vec::new(),
-        effects: Default::default(),
+        ..TurnRecord::new(START, Trigger::Fork)
     }
 }
 

@@ -177,27 +177,14 @@ fn after(records: &[JournalRecord], published: &BTreeSet<TurnId>, turn: TurnId) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CaptureFailed, Class, Cost, RemovedRecord, RollbackRecord, Trigger};
+    use crate::{CaptureFailed, Class, RemovedRecord, RollbackRecord, Trigger};
 
     fn turn(turn: u64, checkpoint: Option<u64>) -> JournalRecord {
         JournalRecord::Turn(TurnRecord {
-            turn: TurnId(turn),
-            trigger: Trigger::Exec,
-            command: String::new(),
-            meta: Default::default(),
-            began_ms: 0,
-            ended_ms: 0,
             exit: Some(0),
             class: Class::Files,
-            reason: String::new(),
-            unobserved: None,
             checkpoint: checkpoint.map(TurnId),
-            degraded: None,
-            cost: Cost::default(),
-            spans: Default::default(),
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(turn), Trigger::Exec)
         })
     }
 

@@ -230,6 +230,33 @@ pub struct TurnRecord {
     pub effects: TurnEffects,
 }
 
+impl TurnRecord {
+    /// Of a turn of which nothing else is known: of class `none`, without a checkpoint, and at
+    /// the beginning of time. Whoever knows more fills it in over this, so that a new field
+    /// concerns only those who know of it.
+    pub fn new(turn: TurnId, trigger: Trigger) -> Self {
+        Self {
+            turn,
+            trigger,
+            command: String::new(),
+            meta: BTreeMap::new(),
+            began_ms: 0,
+            ended_ms: 0,
+            exit: None,
+            class: Class::None,
+            reason: String::new(),
+            unobserved: None,
+            checkpoint: None,
+            degraded: None,
+            cost: Cost::default(),
+            spans: Spans::default(),
+            files_changed: 0,
+            changed: Vec::new(),
+            effects: TurnEffects::default(),
+        }
+    }
+}
+
 /// What a turn's checkpoint cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

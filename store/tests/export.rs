@@ -150,23 +150,13 @@ fn memory() -> Vec<u8> {
 
 fn turn(number: u64, checkpoint: u64) -> JournalRecord {
     JournalRecord::Turn(TurnRecord {
-        turn: TurnId(number),
-        trigger: Trigger::Exec,
         command: format!("make {number}"),
-        meta: BTreeMap::new(),
         began_ms: 1,
         ended_ms: 2,
         exit: Some(0),
         class: Class::Full,
-        reason: String::new(),
-        unobserved: None,
         checkpoint: Some(TurnId(checkpoint)),
-        degraded: None,
-        cost: Cost::default(),
-        spans: Default::default(),
-        files_changed: 0,
-        changed: Vec::new(),
-        effects: TurnEffects::default(),
+        ..TurnRecord::new(TurnId(number), Trigger::Exec)
     })
 }
 

@@ -10,7 +10,7 @@ use crab_api::{
     tracer_ttrpc::TracerClient,
     ttrpc::context,
 };
-use crab_config::Config;
+use crab_config::{Config, Inspector};
 use tokio::time::timeout;
 
 use super::{check::Check, containerd::listener, program::ask};
@@ -41,7 +41,7 @@ pub(crate) async fn checks(config: &Config) -> Vec<Check> {
             let up = output::duration(status.uptime_ms.saturating_mul(1000));
             let sandboxes = output::count(status.sandboxes.into(), "sandbox", "sandboxes");
             let found = format!("answers on {}, up {up}, {sandboxes}", socket.display());
-            vec![Check::ok(NAME, found), counting(&status)]
+            vec![Check::ok(NAME, found), counting(&status, &config.inspector)]
         }
         Answer::Silent(pid, why) => {
             let who = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
@@ -77,9 +77,20 @@ async fn status(socket: &Path) -> Answer {
     Answer::Silent(listener(socket).await, why)
 }
 
-fn counting(status: &TracerStatus) -> Check {
-    if status.programs == "none" {
-        return not_counting(&status.reason);
+fn counting(status: &TracerStatus, inspector: &Inspector) -> Check {
+    let now = match (status.programs.as_str(), inspector.enabled) {
+        ("off", false) => return switched_off(),
+        ("off", true) => Some(format!("{}, as crabd has read it", status.reason)),
+        ("none", true) => return not_counting(&status.reason),
+        ("none", false) => Some(status.reason.clone()),
+        (programs, false) => Some(format!(
+            "{programs} attached, which the configuration has switched off since"
+        )),
+        (_, true) => None,
+    };
+    if let Some(now) = now {
+        let mend = "restart crabd: it reads the configuration when it starts";
+        return Check::warn(BPF, now, mend);
     }
     let mut found = format!(
         "{} attached, {} lost",
@@ -94,6 +105,14 @@ fn counting(status: &TracerStatus) -> Check {
         return Check::ok(BPF, found);
     }
     Check::warn(BPF, format!("{found}: {}", status.reason), "restart crabd")
+}
+
+/// As somebody wanted it.
+fn switched_off() -> Check {
+    Check::absent(
+        BPF,
+        "switched off (inspector.enabled): turns are unobserved, each is looked at in full",
+    )
 }
 
 fn not_counting(why: &str) -> Check {
@@ -136,6 +155,9 @@ async fn not_running(config: &Config, socket: &Path) -> Vec<Check> {
             "correct crabd in the configuration, or install it there",
         )];
     }
+    if !config.inspector.enabled {
+        return vec![crabd, switched_off()];
+    }
     let bpf = match ask(&program, &["--check"]).await {
         Ok(said) if said.well => Check::ok(BPF, format!("{} can be attached", said.stdout.trim())),
         Ok(said) => not_counting(said.why().trim_start_matches("crabd: ")),
@@ -154,6 +176,29 @@ mod tests {
             reason: reason.into(),
             lost,
             ..Default::default()
+        }
+    }
+
+    fn counting(status: &TracerStatus) -> Check {
+        super::counting(status, &Inspector { enabled: true })
+    }
+
+    #[test]
+    fn what_is_switched_off_is_no_fault_unless_crabd_does_otherwise() {
+        let off = Inspector { enabled: false };
+        let check = |programs, inspector| super::counting(&status(programs, "why", 0), inspector);
+        let wanted = check("off", &off);
+        assert_eq!(wanted, switched_off());
+        assert_eq!(wanted.verdict, Verdict::Absent);
+        for (programs, inspector, word) in [
+            ("off", &Inspector::default(), "why"),
+            ("none", &off, "why"),
+            ("tp_btf:inodes", &off, "tp_btf:inodes attached"),
+        ] {
+            let check = check(programs, inspector);
+            assert_eq!(check.verdict, Verdict::Warn, "{check:?}");
+            assert!(check.found.contains(word), "{check:?}");
+            assert!(check.mend.unwrap().starts_with("restart crabd"));
         }
     }
 

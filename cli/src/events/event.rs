@@ -316,18 +316,12 @@ mod tests {
 
     fn turn(number: u64, trigger: Trigger, class: Class) -> TurnRecord {
         TurnRecord {
-            turn: TurnId(number),
-            trigger,
             command: "make\n".to_owned(),
-            meta: Default::default(),
             began_ms: 1000 * number,
             ended_ms: 1000 * number + 500,
             exit: Some(0),
             class,
-            reason: String::new(),
-            unobserved: None,
             checkpoint: (class != Class::None).then_some(TurnId(number)),
-            degraded: None,
             cost: Cost {
                 bytes_stored: 2048,
                 frozen_us: 3000,
@@ -340,9 +334,7 @@ mod tests {
                 }),
                 ..Spans::default()
             },
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(number), trigger)
         }
     }
 

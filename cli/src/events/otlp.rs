@@ -270,8 +270,6 @@ mod tests {
     fn record() -> TurnRecord {
         let span = |at_us, took_us| Some(Span { at_us, took_us });
         TurnRecord {
-            turn: TurnId(7),
-            trigger: Trigger::Exec,
             command: "make \"all\"".to_owned(),
             meta: [("tool".to_owned(), "bash".to_owned())].into(),
             began_ms: 1_700_000_000_000,
@@ -279,9 +277,7 @@ mod tests {
             exit: Some(2),
             class: Class::Full,
             reason: "1 path changed".to_owned(),
-            unobserved: None,
             checkpoint: Some(TurnId(7)),
-            degraded: None,
             cost: Cost {
                 boundary_us: 400,
                 gate_us: 5,
@@ -297,8 +293,7 @@ mod tests {
                 publish: span(1_700_000_000_321_000, 40_000),
             },
             files_changed: 1,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(7), Trigger::Exec)
         }
     }
 

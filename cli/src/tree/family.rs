@@ -185,7 +185,7 @@ pub(super) fn nodes<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crab_store::{Class, Cost, RollbackRecord, Trigger};
+    use crab_store::{Class, RollbackRecord, Trigger};
 
     fn id(name: &str) -> SandboxId {
         name.parse().unwrap()
@@ -193,23 +193,11 @@ mod tests {
 
     fn turn(turn: u64, at: u64) -> JournalRecord {
         JournalRecord::Turn(TurnRecord {
-            turn: TurnId(turn),
-            trigger: Trigger::Exec,
-            command: String::new(),
-            meta: Default::default(),
             began_ms: at,
             ended_ms: at,
-            exit: None,
             class: Class::Files,
-            reason: String::new(),
-            unobserved: None,
             checkpoint: Some(TurnId(turn)),
-            degraded: None,
-            cost: Cost::default(),
-            spans: Default::default(),
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(turn), Trigger::Exec)
         })
     }
 

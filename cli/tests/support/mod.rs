@@ -183,20 +183,13 @@ pub(crate) fn turn_record(turn: u64, command: &str, class: Class) -> TurnRecord 
         Trigger::Exec
     };
     TurnRecord {
-        turn: TurnId(turn),
-        trigger,
         command: command.to_owned(),
-        meta: Default::default(),
         began_ms: 1_700_000_000_000 + turn * 1000,
         ended_ms: 1_700_000_000_250 + turn * 1000,
         exit: (turn > 0).then_some(0),
         class,
         reason: "because of a test".to_owned(),
-        unobserved: None,
         checkpoint: Some(TurnId(turn)),
-        degraded: None,
-        cost: Cost::default(),
-        spans: Default::default(),
         files_changed: u64::from(class.has_files()),
         changed: vec![ChangedPath {
             change: Change::Added,
@@ -205,7 +198,7 @@ pub(crate) fn turn_record(turn: u64, command: &str, class: Class) -> TurnRecord 
             size: Some(17),
             before: None,
         }],
-        effects: TurnEffects::default(),
+        ..TurnRecord::new(TurnId(turn), trigger)
     }
 }
 

@@ -303,18 +303,9 @@ mod tests {
 
     fn turn(number: u64, class: Class) -> TurnRecord {
         TurnRecord {
-            turn: TurnId(number),
-            trigger: Trigger::Exec,
-            command: String::new(),
-            meta: Default::default(),
-            began_ms: 0,
             ended_ms: 1,
-            exit: None,
             class,
-            reason: String::new(),
-            unobserved: None,
             checkpoint: (class != Class::None).then_some(TurnId(number)),
-            degraded: None,
             cost: Cost {
                 gate_us: 2000,
                 frozen_us: 40_000,
@@ -330,9 +321,7 @@ mod tests {
                 }),
                 ..Spans::default()
             },
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(TurnId(number), Trigger::Exec)
         }
     }
 

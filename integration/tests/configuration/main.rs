@@ -5,6 +5,7 @@
 mod annotations;
 mod elsewhere;
 mod samples;
+mod switched_off;
 
 use std::time::Duration;
 

@@ -112,7 +112,8 @@ impl Capture {
         } = *looked;
         // A write that is half done is counted only when it is over, and one to a
         // mapping never.
-        let running = if look.half.needs_freeze() || in_motion {
+        let optimistic = self.container.config.checkpoints.optimistic;
+        let running = if look.half.needs_freeze() || in_motion || !optimistic {
             Err(look)
         } else {
             self.take_running(look, &set)?

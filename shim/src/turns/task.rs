@@ -11,8 +11,8 @@ use anyhow::{Result, anyhow};
 use crab_api::tracer::Effects;
 use crab_runtime::reaper::Exit;
 use crab_store::{
-    Class, Cost, Durability, JournalRecord, Manifest, SandboxWriter, Step, StepRecord, Trigger,
-    TurnId, TurnRecord,
+    Cost, Durability, JournalRecord, Manifest, SandboxWriter, Step, StepRecord, Trigger, TurnId,
+    TurnRecord,
 };
 use tokio::{
     sync::mpsc,
@@ -116,27 +116,17 @@ impl Open {
     /// Its record, as far as it is known before it is looked at.
     pub(super) fn record(self) -> TurnRecord {
         TurnRecord {
-            turn: self.turn,
-            trigger: self.trigger,
             command: self.command,
             meta: self.meta,
             began_ms: unix_ms(self.began),
             ended_ms: unix_ms(self.ended.unwrap_or_else(SystemTime::now)),
             exit: self.exit,
-            class: Class::None,
-            reason: String::new(),
-            unobserved: None,
-            checkpoint: None,
-            degraded: None,
-            spans: Default::default(),
             cost: Cost {
                 gate_us: micros(self.gate),
                 boundary_us: micros(self.boundary.unwrap_or_default()),
                 ..Cost::default()
             },
-            files_changed: 0,
-            changed: Vec::new(),
-            effects: Default::default(),
+            ..TurnRecord::new(self.turn, self.trigger)
         }
     }
 }

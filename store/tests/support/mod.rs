@@ -124,20 +124,13 @@ pub(crate) fn content(store: &SandboxStore, manifest: &Manifest) -> Result<Vec<u
 
 pub(crate) fn turn_record(turn: u64) -> TurnRecord {
     TurnRecord {
-        turn: TurnId(turn),
-        trigger: Trigger::Exec,
         command: command_line(&["sh", "-c", "date > now"]),
-        meta: BTreeMap::new(),
         began_ms: 1_700_000_000_000,
         ended_ms: 1_700_000_000_250,
         exit: Some(0),
         class: Class::Files,
         reason: "1 file changed".to_owned(),
-        unobserved: None,
         checkpoint: Some(TurnId(turn)),
-        degraded: None,
-        cost: Cost::default(),
-        spans: Default::default(),
         files_changed: 1,
         changed: vec![ChangedPath {
             change: Change::Added,
@@ -146,7 +139,7 @@ pub(crate) fn turn_record(turn: u64) -> TurnRecord {
             size: None,
             before: None,
         }],
-        effects: TurnEffects::default(),
+        ..TurnRecord::new(TurnId(turn), Trigger::Exec)
     }
 }
 
