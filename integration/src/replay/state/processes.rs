@@ -42,6 +42,9 @@ struct Process {
     facts: BTreeMap<String, Fact>,
     /// The inodes of its sockets.
     sockets: HashSet<u64>,
+    /// Those of the pipes that it writes to, and of the one that is its stdin.
+    writes: HashSet<u64>,
+    stdin: Option<u64>,
 }
 
 /// By what one is found in another state: its place, its start and its pid.
@@ -90,6 +93,13 @@ impl Processes {
                 let place = [b"(beside the init)".to_vec()];
                 waiting.extend(Process::read(pid, &place, &mut sockets, window)?);
             }
+        }
+        let inside: HashSet<u64> = all
+            .iter()
+            .flat_map(|process: &Process| process.writes.iter().copied())
+            .collect();
+        for process in &mut all {
+            process.rule_stdin(&inside);
         }
         all.sort_by_key(|process: &Process| (process.start, process.pid));
         Ok(Self(all))
@@ -217,6 +227,8 @@ impl Process {
             place: parent.to_vec(),
             facts: BTreeMap::new(),
             sockets: HashSet::new(),
+            writes: HashSet::new(),
+            stdin: None,
         };
         match process.fill(&dir, sockets, window) {
             Ok(()) => Ok(Some(process)),
@@ -301,7 +313,12 @@ impl Process {
             let (told, ruled) = sockets.told(self.pid, inode);
             exact.extend(format!(" {told}").bytes());
             normal = rules::words(ruled.as_bytes());
-        } else if inode("pipe").is_some() {
+        } else if let Some(pipe) = inode("pipe") {
+            match access {
+                "read" if number == "0" => self.stdin = Some(pipe),
+                "read" => {}
+                _ => drop(self.writes.insert(pipe)),
+            }
             normal = b"pipe".to_vec();
         } else if target.starts_with(b"/") {
             normal = rules::path(&target, window);
@@ -330,6 +347,16 @@ impl Process {
             told.extend(format!(", {access}").bytes());
         }
         Ok((exact, normal))
+    }
+
+    /// What its stdin is by the rules, if nobody inside has the other end.
+    fn rule_stdin(&mut self, written_inside: &HashSet<u64>) {
+        let from_outside = self.stdin.map(|pipe| !written_inside.contains(&pipe));
+        if let Some(fact) = self.facts.get_mut("descriptor 0")
+            && let Some(ruled) = rules::stdin(&fact.normal, from_outside)
+        {
+            fact.normal = ruled;
+        }
     }
 
     fn tell(&mut self, what: &str, exact: Vec<u8>, normal: Vec<u8>) {

@@ -48,6 +48,8 @@ enum Applies {
     Name(fn(&[u8]) -> Option<Vec<u8>>),
     /// A port of a socket that has a peer.
     Port,
+    /// What descriptor 0 is.
+    Stdin,
 }
 
 struct Entry {
@@ -56,7 +58,7 @@ struct Entry {
     applies: Applies,
 }
 
-const TABLE: [Entry; 13] = [
+const TABLE: [Entry; 14] = [
     Entry {
         what: "times of files",
         why: "two runs are not at one time",
@@ -76,6 +78,11 @@ const TABLE: [Entry; 13] = [
         what: "inode numbers of files, pipes, sockets and namespaces",
         why: "the kernel and the file system choose them",
         applies: Applies::LeftOut,
+    },
+    Entry {
+        what: "whether a stdin that the client did not ask for is `/dev/null` or a pipe that nobody inside writes to",
+        why: "the stock shim gives the one, Crab the other, and both are at their end",
+        applies: Applies::Stdin,
     },
     Entry {
         what: "ports that the kernel chose for a socket with a peer",
@@ -234,6 +241,13 @@ pub(super) fn path(path: &[u8], window: &Window) -> Vec<u8> {
     ruled
 }
 
+/// A stdin as it is told, and whether it is a pipe that comes from outside; nothing if it is as it
+/// is.
+pub(super) fn stdin(told: &[u8], from_outside: Option<bool>) -> Option<Vec<u8>> {
+    let none = from_outside.unwrap_or_else(|| told.starts_with(b"/dev/null, "));
+    none.then(|| b"nothing".to_vec())
+}
+
 /// A command line.
 pub(super) fn command(line: &[u8], window: &Window) -> Vec<u8> {
     ruled_text(line, window).unwrap_or_else(|| line.to_vec())
@@ -342,6 +356,18 @@ mod tests {
             content(b"at 2026-11-30 22:10:00 in /tmp/tmpab_12cd3/x", &hour()).unwrap(),
             b"at (time) in /tmp/(temporary)/x"
         );
+    }
+
+    #[test]
+    fn a_stdin_from_outside_is_nothing_and_a_pipe_within_is_one() {
+        let ruled = |told: &[u8], from_outside| stdin(told, from_outside);
+        assert_eq!(
+            ruled(b"/dev/null, read", None),
+            ruled(b"pipe, read", Some(true))
+        );
+        assert_eq!(ruled(b"pipe, read", Some(false)), None);
+        assert_eq!(ruled(b"/dev/nullx, read", None), None);
+        assert_eq!(ruled(b"/dev/pts/0, read and written", None), None);
     }
 
     #[test]
