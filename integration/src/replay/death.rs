@@ -14,7 +14,8 @@ use super::{
     keep::{Keeper, Variant, Way},
     kill::Doomed,
     record::Crash,
-    reference::{Reference, Tempo, now},
+    reference::{Reference, Tempo, rested},
+    state::Witness,
 };
 use crate::{proof::Chance, testbed::Testbed};
 
@@ -30,6 +31,8 @@ pub struct Dead<'a> {
     reference: &'a Reference,
     turn: usize,
     begins: Vec<SystemTime>,
+    /// Of the whole run.
+    witness: Witness,
 }
 
 impl<'a> Dead<'a> {
@@ -44,6 +47,7 @@ impl<'a> Dead<'a> {
         turn: usize,
         chance: &mut Chance,
     ) -> Result<Self> {
+        let witness = Witness::new();
         let keeper = Keeper::start(testbed, part, way)?;
         let mut begins = Vec::new();
         let hand = Hand::set_up(part, keeper.sandbox())?;
@@ -63,6 +67,7 @@ impl<'a> Dead<'a> {
             reference,
             turn,
             begins,
+            witness,
         })
     }
 
@@ -84,15 +89,17 @@ impl<'a> Dead<'a> {
             reference,
             turn,
             begins,
+            mut witness,
         } = self;
         let part = keeper.part();
         let began = Instant::now();
         let back = keeper.bring_back(turn, &begins, reference.marks)?;
         let sandbox = back.keeper.sandbox();
         let hand = Hand::take_up(part, sandbox)?;
+        let init = sandbox.pid()?;
         crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
         crash.back_at = back.at;
-        let found = reference.differences(back.at, &now(sandbox)?);
+        let found = reference.differences(back.at, &rested(&mut witness, init)?);
         crash
             .differences
             .extend(found.into_iter().map(|line| format!("at once: {line}")));
@@ -104,7 +111,7 @@ impl<'a> Dead<'a> {
             tempo,
             crash,
         )?;
-        let found = reference.differences(part.trace.turns.len(), &now(sandbox)?);
+        let found = reference.differences(part.trace.turns.len(), &rested(&mut witness, init)?);
         crash
             .differences
             .extend(found.into_iter().map(|line| format!("at the end: {line}")));
@@ -169,6 +176,7 @@ fn die_often(
     chance: &mut Chance,
     crashes: &mut Vec<Crash>,
 ) -> Result<()> {
+    let mut witness = Witness::new();
     let mut keeper = Keeper::start(testbed, part, Way::Crab(Variant::Whole))?;
     let hand = Hand::set_up(part, keeper.sandbox())?;
     reference.marks.begin(&hand)?;
@@ -194,9 +202,9 @@ fn die_often(
         crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
         crash.back_at = back.at;
         keeper = back.keeper;
-        crash
-            .differences
-            .extend(reference.differences(back.at, &now(keeper.sandbox())?));
+        crash.differences.extend(
+            reference.differences(back.at, &rested(&mut witness, keeper.sandbox().pid()?)?),
+        );
         begins.truncate(back.at);
         crashes.push(crash);
     }

@@ -41,11 +41,13 @@ const DESK: &str = "/var/tmp/agent";
 /// Begins that shell, if it is not there. It holds both ends of what it reads, which so has no
 /// end.
 const SHELL: &str = r#"mkdir -p /var/tmp/agent && cd /var/tmp/agent || exit
-grep -qsx bash "/proc/$(cat pid 2>/dev/null)/comm" && exit
+for process in /proc/[0-9]*; do
+    [ "$(readlink "$process/fd/0" 2>/dev/null)" = /var/tmp/agent/say ] && exit
+done
 rm -f say done && mkfifo say done || exit
 cd / || exit
 setsid bash --norc <>/var/tmp/agent/say >/dev/null 2>&1 &
-echo $! >/var/tmp/agent/pid"#;
+until [ "$(readlink "/proc/$!/fd/0")" = /var/tmp/agent/say ]; do :; done"#;
 /// Begins a terminal, if it is not there.
 const TERMINAL: &str = "tmux has-session -t agent 2>/dev/null || \
      tmux new-session -d -s agent -x 200 -y 50 'bash --norc'";

@@ -4,6 +4,7 @@
 //! which nothing was kept has left nothing, and whether Crab itself leaves anything.
 
 use std::{
+    collections::BTreeSet,
     thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -46,13 +47,14 @@ impl Judged {
         reference: &Reference,
         tempo: &Tempo,
     ) -> Result<Self> {
+        let mut witness = Witness::new();
         let keeper = Keeper::start(testbed, part, Way::Crab(Variant::Whole))?;
         let sandbox = keeper.sandbox();
         let hand = Hand::set_up(part, sandbox)?;
         reference.marks.begin(&hand)?;
         let init = sandbox.pid()?;
-        let mut witness = Witness::new();
         let mut judged = Self::default();
+        let mut told = BTreeSet::new();
         for n in 0..part.trace.turns.len() {
             tempo.wait(&part.trace, n);
             let before = witness.look(init)?;
@@ -80,9 +82,12 @@ impl Judged {
             let state = witness.look(init)?;
             let unlike = reference.differences(turn, &state).into_iter();
             let unlike = unlike.chain(reference.otherwise(n, done));
-            judged
-                .unlike
-                .extend(unlike.map(|line| format!("{name} turn {turn}: {line}")));
+            for line in unlike {
+                // What goes on being so is told once.
+                if told.insert(line.clone()) {
+                    judged.unlike.push(format!("{name} turn {turn}: {line}"));
+                }
+            }
         }
         Ok(judged)
     }

@@ -13,7 +13,6 @@ use super::{
     state::{State, Witness},
 };
 use crate::{
-    sandbox::Sandbox,
     testbed::Testbed,
     traces::{Pace, Trace},
 };
@@ -52,12 +51,13 @@ pub struct Reference {
 impl Reference {
     /// Plays a trace under the stock shim.
     pub fn of(testbed: &Testbed, part: &Part, marks: Marks, tempo: &Tempo) -> Result<Self> {
+        // What is written from now on is written in the run.
+        let mut witness = Witness::new();
         let keeper = Keeper::start(testbed, part, Way::Nothing)?;
         let sandbox = keeper.sandbox();
         let hand = Hand::set_up(part, sandbox)?;
         marks.begin(&hand)?;
         let init = sandbox.pid()?;
-        let mut witness = Witness::new();
         let mut reference = Self {
             marks,
             states: vec![rested(&mut witness, init)?],
@@ -109,9 +109,4 @@ impl Reference {
 pub(super) fn rested(witness: &mut Witness, init: u32) -> Result<State> {
     thread::sleep(RESTS);
     witness.look(init).context("look at the state")
-}
-
-/// The same, of whatever runs as a sandbox now.
-pub(super) fn now(sandbox: &Sandbox) -> Result<State> {
-    rested(&mut Witness::new(), sandbox.pid()?)
 }
