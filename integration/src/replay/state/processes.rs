@@ -316,7 +316,12 @@ impl Process {
                 if about.st_nlink == 0
                     && let Some(file) = content::open(&place)?
                 {
-                    let read = content::read(&file, about.st_size as u64, Some(window))?;
+                    let read = content::read(
+                        &file,
+                        about.st_size as u64,
+                        Some(window),
+                        &mut HashSet::new(),
+                    )?;
                     exact.extend(format!(" with {}", blake3::Hash::from(read.exact)).bytes());
                     normal.extend(format!(" with {}", blake3::Hash::from(read.normal)).bytes());
                 }
