@@ -3,6 +3,7 @@
 //! What is in a file, by its digest.
 
 use std::{
+    collections::HashSet,
     fs::File,
     io::Read,
     os::unix::{
@@ -55,12 +56,22 @@ pub(super) fn open(place: impl AsFd) -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Reads a file. With a window the rules apply to it.
-pub(super) fn read(file: &File, size: u64, window: Option<&Window>) -> Result<Content> {
+/// Reads a file. With a window the rules apply to it, unless it is what a file of the image was
+/// that was read without one: the host may move the times of those, too.
+pub(super) fn read(
+    file: &File,
+    size: u64,
+    window: Option<&Window>,
+    image: &mut HashSet<Digest>,
+) -> Result<Content> {
     let exact = digest(file, size)?;
     let mut normal = exact;
+    if window.is_none() {
+        image.insert(exact);
+    }
     if let Some(window) = window
         && size <= RULED
+        && !image.contains(&exact)
     {
         let mut bytes = Vec::with_capacity(size as usize);
         let mut whole = file;
@@ -132,7 +143,7 @@ fn fill(file: &File, block: &mut [u8], at: u64) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write};
+    use std::{fs, io::Write, sync::Arc, time::SystemTime};
 
     use super::*;
 
@@ -140,7 +151,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         write(&mut file);
         let size = file.metadata().unwrap().len();
-        read(&file, size, None).unwrap()
+        read(&file, size, None, &mut HashSet::new()).unwrap()
     }
 
     #[test]
@@ -168,6 +179,25 @@ mod tests {
         }
         // A terabyte of nothing costs nothing.
         of(|file| file.set_len(1 << 40).unwrap());
+    }
+
+    #[test]
+    fn the_rules_are_for_what_a_run_has_written() {
+        let window = Window::since(SystemTime::now(), Arc::default());
+        let mut image = HashSet::new();
+        let mut of = |text: &str, window| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            read(&file, text.len() as u64, window, &mut image).unwrap()
+        };
+        let (one, other) = ("in /tmp/tmpaaaaaaaa", "in /tmp/tmpbbbbbbbb");
+        assert_eq!(
+            of(one, Some(&window)).normal,
+            of(other, Some(&window)).normal
+        );
+        assert_ne!(of(one, None).normal, of(other, Some(&window)).normal);
+        // It is the image's, whatever its times are later.
+        assert_eq!(of(one, None), of(one, Some(&window)));
     }
 
     #[test]

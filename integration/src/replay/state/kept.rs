@@ -4,7 +4,7 @@
 //! again, and what is equal is kept once.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Weak},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -46,6 +46,7 @@ pub(super) struct Kept {
     nodes: HashMap<Digest, Weak<Node>>,
     links: Vec<Weak<Links>>,
     sums: Arc<Sums>,
+    image: HashSet<Digest>,
 }
 
 #[derive(Debug)]
@@ -94,6 +95,7 @@ impl Kept {
             nodes: HashMap::new(),
             links: Vec::new(),
             sums: Arc::default(),
+            image: HashSet::new(),
         }
     }
 
@@ -122,6 +124,11 @@ impl<'a> Seen<'a> {
             window,
             mapped,
         }
+    }
+
+    /// The contents of the image's files that were met.
+    pub(super) fn image(&mut self) -> &mut HashSet<Digest> {
+        &mut self.kept.image
     }
 
     /// Whether a file was there before the witness, which is to say that it is the image's.

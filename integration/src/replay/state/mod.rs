@@ -56,8 +56,8 @@ enum How {
 }
 
 /// Looks at sandboxes from outside, and remembers digests of contents between looks. It has to
-/// be made before the runs that it shall compare: what is older than it is of the image, and
-/// a time in a file is passed over only if it is younger.
+/// be made before the runs that it shall compare: what is older than it is of the image, which no
+/// rule is for, and a time in a file is passed over only if it is younger.
 #[derive(Debug)]
 pub struct Witness {
     kept: Kept,

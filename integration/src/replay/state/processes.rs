@@ -3,6 +3,7 @@
 //! The processes: the init, all below it, and what a client has put beside it.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashSet},
     fs::{self, File},
     io::Read,
@@ -196,6 +197,20 @@ fn beside(init: u32) -> Vec<u32> {
     }
 }
 
+/// What a file that never had a name is called: `/tmp/#4711 (deleted)`, by its inode number.
+fn without_inode(target: &[u8]) -> Cow<'_, [u8]> {
+    let number = || {
+        let called = target.strip_suffix(b" (deleted)")?;
+        let at = called.iter().rposition(|byte| *byte == b'/')? + 1;
+        let digits = called[at..].strip_prefix(b"#")?;
+        (!digits.is_empty() && digits.iter().all(u8::is_ascii_digit)).then_some(at)
+    };
+    match number() {
+        Some(at) => Cow::Owned([&target[..at], b"(no name)"].concat()),
+        None => Cow::Borrowed(target),
+    }
+}
+
 impl Process {
     /// Nothing if it has ended.
     fn read(
@@ -321,7 +336,7 @@ impl Process {
             }
             normal = b"pipe".to_vec();
         } else if target.starts_with(b"/") {
-            normal = rules::path(&target, window);
+            normal = rules::path(without_inode(&target).as_ref(), window);
             // The place itself, which neither blocks nor does anything, for what it is.
             let place = openat(CWD, &link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             let about = fstat(&place)?;
@@ -333,7 +348,12 @@ impl Process {
                 if about.st_nlink == 0
                     && let Some(file) = content::open(&place)?
                 {
-                    let read = content::read(&file, about.st_size as u64, Some(window))?;
+                    let read = content::read(
+                        &file,
+                        about.st_size as u64,
+                        Some(window),
+                        &mut HashSet::new(),
+                    )?;
                     exact.extend(format!(" with {}", blake3::Hash::from(read.exact)).bytes());
                     normal.extend(format!(" with {}", blake3::Hash::from(read.normal)).bytes());
                 }
@@ -415,5 +435,23 @@ impl Process {
             add(&mut hasher, &fact.normal);
         }
         hasher.finalize().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_without_a_name_is_called_by_its_inode() {
+        assert_eq!(*without_inode(b"/tmp/#4711 (deleted)"), *b"/tmp/(no name)");
+        for other in [
+            "/tmp/#4711",
+            "/tmp/# (deleted)",
+            "/tmp/#47a (deleted)",
+            "/tmp/a (deleted)",
+        ] {
+            assert_eq!(*without_inode(other.as_bytes()), *other.as_bytes());
+        }
     }
 }

@@ -269,7 +269,8 @@ impl Walk<'_, '_> {
                     true => None,
                     false => Some(self.seen.window.until(times(about).0)),
                 };
-                let content = content::read(&file, about.stx_size, window.as_ref());
+                let content =
+                    content::read(&file, about.stx_size, window.as_ref(), self.seen.image());
                 Inside::File(content.with_context(|| self.at("read"))?)
             }
             _ => Inside::Nothing,
@@ -399,5 +400,133 @@ impl Trees {
         for line in self.links.lines(How::Normal) {
             add(hasher, line.as_bytes());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{FileTimes, Permissions, set_permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::replay::state::{kept::Kept, maps::Mapped, rules::Window};
+
+    /// As if a directory were a container's, somewhere in it.
+    fn read(kept: &mut Kept, dir: &Path, place: &str) -> (Arc<Node>, Arc<Links>) {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY;
+        let fd = openat(CWD, dir, flags, Mode::empty()).unwrap();
+        let about = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).unwrap();
+        let window = Window::since(kept.began(), kept.sums());
+        let mut seen = Seen::new(kept, window, Mapped::default());
+        let mut links = HashMap::new();
+        let mut walk = Walk {
+            seen: &mut seen,
+            path: place.as_bytes().to_vec(),
+            depth: 0,
+            links: &mut links,
+        };
+        let node = walk.directory(&fd, &about).unwrap();
+        (node, Links::of(links, &mut seen))
+    }
+
+    fn lines(now: &Node, then: &Node, how: How) -> Vec<String> {
+        let mut lines = Vec::new();
+        now.unlike(then, b"/w", how, &mut lines);
+        assert_eq!(
+            lines.is_empty(),
+            how == How::Normal && now.normal == then.normal || now.exact == then.exact
+        );
+        lines
+    }
+
+    #[test]
+    fn a_change_within_one_tick_of_the_clock_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut kept = Kept::new();
+        let file = dir.path().join("file");
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        let write = |text: &str| {
+            fs::write(&file, text).unwrap();
+            let open = fs::File::options().write(true).open(&file).unwrap();
+            open.set_times(FileTimes::new().set_modified(time)).unwrap();
+        };
+        write("0");
+        let mut last = read(&mut kept, dir.path(), "/w").0;
+        for n in 1..200 {
+            write(&(n % 10).to_string());
+            let now = read(&mut kept, dir.path(), "/w").0;
+            assert_eq!(
+                lines(&now, &last, How::Exact),
+                ["/w/file has another content"],
+                "{n}"
+            );
+            last = now;
+        }
+        // After a while it is not read again, and the same one is kept once.
+        thread::sleep(Duration::from_millis(150));
+        let first = read(&mut kept, dir.path(), "/w").0;
+        assert!(Arc::ptr_eq(&first, &read(&mut kept, dir.path(), "/w").0));
+    }
+
+    #[test]
+    fn names_drawn_by_chance_belong_together_by_what_they_name() {
+        let mut kept = Kept::new();
+        let made = |names: [&str; 3], text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in names.iter().zip(["one", text, "three"]) {
+                fs::write(dir.path().join(name), text).unwrap();
+            }
+            dir
+        };
+        let one = made(["tmpaaaaaaaa", "tmpbbbbbbbb", "tmpcccccccc"], "two");
+        let two = made(["tmpffffffff", "tmpeeeeeeee", "tmpdddddddd"], "two");
+        let other = made(["tmpffffffff", "tmpeeeeeeee", "tmpdddddddd"], "tow");
+        let mut of = |dir: &tempfile::TempDir, place| read(&mut kept, dir.path(), place).0;
+        assert!(lines(&of(&one, "/tmp"), &of(&two, "/tmp"), How::Normal).is_empty());
+        let told = lines(&of(&one, "/tmp"), &of(&other, "/tmp"), How::Normal);
+        assert_eq!(told, ["/w/(temporary) has another content"]);
+        // They are what they are anywhere else, and in one run.
+        assert_eq!(
+            lines(&of(&one, "/w"), &of(&two, "/w"), How::Normal).len(),
+            6
+        );
+        assert_eq!(
+            lines(&of(&one, "/tmp"), &of(&two, "/tmp"), How::Exact).len(),
+            6
+        );
+    }
+
+    #[test]
+    fn files_of_all_types_differ_by_what_they_are() {
+        let mut kept = Kept::new();
+        let made = |mode: u32, target: &str, both: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let at = |name: &str| dir.path().join(name);
+            fs::create_dir(at("dir")).unwrap();
+            set_permissions(at("dir"), Permissions::from_mode(mode)).unwrap();
+            symlink(target, at("link")).unwrap();
+            fs::write(at("a"), "same").unwrap();
+            match both {
+                true => fs::hard_link(at("a"), at("b")).unwrap(),
+                false => drop(fs::copy(at("a"), at("b")).unwrap()),
+            }
+            dir
+        };
+        let first = made(0o755, "x", true);
+        let mut of = |dir: &tempfile::TempDir| read(&mut kept, dir.path(), "/w");
+        let (node, links) = of(&first);
+        let (again, links_again) = of(&made(0o755, "x", true));
+        assert!(lines(&again, &node, How::Normal).is_empty() && links == links_again);
+        let (other, apart) = of(&made(0o700, "y", false));
+        assert_eq!(
+            lines(&other, &node, How::Normal),
+            ["/w/dir has another mode", "/w/link has another target"]
+        );
+        assert_eq!(links.lines(How::Normal), ["/w/a = /w/b"]);
+        assert!(apart.lines(How::Normal).is_empty());
     }
 }
