@@ -3,6 +3,7 @@
 //! Everything dies at some turn, is brought back, and goes on to the end.
 
 use std::{
+    sync::{Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -24,6 +25,42 @@ use crate::{proof::Chance, testbed::Testbed};
 const WINDOW: u64 = 400;
 /// So many differences are told.
 const TOLD: usize = 8;
+
+/// So many are brought back at once.
+pub struct Slots {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// One of them. Free again when dropped.
+struct Slot<'a>(&'a Slots);
+
+impl Slots {
+    /// All free.
+    pub fn new(count: usize) -> Self {
+        Self {
+            free: Mutex::new(count),
+            freed: Condvar::new(),
+        }
+    }
+
+    fn take(&self) -> Slot<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self
+            .freed
+            .wait_while(free, |free| *free == 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        *free -= 1;
+        Slot(self)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
 
 /// What was killed.
 pub struct Dead<'a> {
@@ -72,10 +109,10 @@ impl<'a> Dead<'a> {
     }
 
     /// Brings it back, plays the rest, and compares: right then, and at the end.
-    pub fn revive(self, tempo: &Tempo) -> Crash {
+    pub fn revive(self, tempo: &Tempo, slots: &Slots) -> Crash {
         let part = self.keeper.part();
         let mut crash = Crash::at(part, self.turn);
-        match self.revived(tempo, &mut crash) {
+        match self.revived(tempo, slots, &mut crash) {
             Ok(()) => crash.recovered = crash.differences.is_empty(),
             Err(error) => crash.differences.push(format!("it broke off: {error:#}")),
         }
@@ -83,7 +120,7 @@ impl<'a> Dead<'a> {
         crash
     }
 
-    fn revived(self, tempo: &Tempo, crash: &mut Crash) -> Result<()> {
+    fn revived(self, tempo: &Tempo, slots: &Slots, crash: &mut Crash) -> Result<()> {
         let Self {
             keeper,
             reference,
@@ -92,12 +129,14 @@ impl<'a> Dead<'a> {
             mut witness,
         } = self;
         let part = keeper.part();
+        let slot = slots.take();
         let began = Instant::now();
         let back = keeper.bring_back(turn, &begins, reference.marks)?;
         let sandbox = back.keeper.sandbox();
         let hand = Hand::take_up(part, sandbox)?;
-        let init = sandbox.pid()?;
         crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
+        drop(slot);
+        let init = sandbox.pid()?;
         crash.back_at = back.at;
         let found = reference.differences(back.at, &rested(&mut witness, init)?);
         crash
@@ -149,9 +188,10 @@ pub fn every_turn(
     reference: &Reference,
     tempo: &Tempo,
     chance: &mut Chance,
+    slots: &Slots,
 ) -> Vec<Crash> {
     let mut crashes = Vec::new();
-    if let Err(error) = die_often(testbed, part, reference, tempo, chance, &mut crashes) {
+    if let Err(error) = die_often(testbed, part, reference, tempo, chance, slots, &mut crashes) {
         // What was not reached is not recovered from.
         for turn in crashes.len() + 1..=part.trace.turns.len() {
             crashes.push(Crash::failed(
@@ -174,6 +214,7 @@ fn die_often(
     reference: &Reference,
     tempo: &Tempo,
     chance: &mut Chance,
+    slots: &Slots,
     crashes: &mut Vec<Crash>,
 ) -> Result<()> {
     let mut witness = Witness::new();
@@ -196,10 +237,12 @@ fn die_often(
         let doomed = Doomed::of(keeper.sandbox())?;
         thread::sleep(Duration::from_millis(chance.within(0..WINDOW)));
         doomed.kill()?;
+        let slot = slots.take();
         let began = Instant::now();
         let back = keeper.bring_back(turn, &begins, reference.marks)?;
         drop(Hand::take_up(part, back.keeper.sandbox())?);
         crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
+        drop(slot);
         crash.back_at = back.at;
         keeper = back.keeper;
         crash.differences.extend(

@@ -54,10 +54,14 @@ const TERMINAL: &str = "tmux has-session -t agent 2>/dev/null || \
 
 /// So that two runs do not differ by the day: git writes it into what it names by a hash. And as
 /// agents have it: at a terminal git would start a pager.
-const ALIKE: [&str; 5] = [
+const ALIKE: [&str; 8] = [
     "TZ=UTC",
     "PAGER=cat",
     "GIT_PAGER=cat",
+    // Its own housekeeping is over with the command that caused it.
+    "GIT_CONFIG_COUNT=1",
+    "GIT_CONFIG_KEY_0=gc.autoDetach",
+    "GIT_CONFIG_VALUE_0=false",
     "GIT_AUTHOR_DATE=2026-01-02T03:04:05+0000",
     "GIT_COMMITTER_DATE=2026-01-02T03:04:05+0000",
 ];

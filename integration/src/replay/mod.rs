@@ -15,7 +15,7 @@ mod timed;
 
 pub use self::record::{Crash, Kept, Play, Point, Ratio, Record, Rule, VERSION};
 pub use self::{
-    death::{Dead, every_turn},
+    death::{Dead, Slots, every_turn},
     drive::{Done, Driver, Hand, Part},
     judged::Judged,
     keep::{Variant, Way},

@@ -82,6 +82,19 @@ impl Reference {
         }
     }
 
+    /// How another run without a fault differs, a line each.
+    pub fn unlike(&self, other: &Self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (turn, state) in other.states.iter().enumerate() {
+            let found = self.differences(turn, state).into_iter();
+            lines.extend(found.map(|line| format!("after turn {turn}: {line}")));
+        }
+        for (n, done) in other.turns.iter().enumerate() {
+            lines.extend(self.otherwise(n, *done));
+        }
+        lines
+    }
+
     /// How a turn, counted from 0, ended otherwise.
     pub(super) fn otherwise(&self, n: usize, done: Done) -> Option<String> {
         let expected = self.turns.get(n)?.exit;

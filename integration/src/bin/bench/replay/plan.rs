@@ -63,7 +63,7 @@ impl Plan {
             driver: None,
             turns: usize::MAX,
             only_traces: None,
-            at_once: 16,
+            at_once: 32,
             out: PathBuf::from("target/replay"),
             command,
         }
