@@ -29,18 +29,10 @@ use crab_integration::{
 pub(crate) use self::arguments::arguments;
 use self::{plan::Plan, times::Run};
 use crate::{
-    figures::{Measured, Target},
-    replay_report,
+    figures::Measured,
+    replay_report::{self, TARGETS},
     series::Series,
 };
-
-/// What the figures shall be.
-const TARGETS: &[(&str, Target)] = &[
-    ("recovery_pct_crab", Target::AtLeast(100.0)),
-    ("traffic_cut_pct", Target::AtLeast(87.0)),
-    ("time_ratio_crab", Target::AtMost(1.015)),
-    ("false_none", Target::AtMost(0.0)),
-];
 
 const CRAB: Way = Way::Crab(Variant::Whole);
 

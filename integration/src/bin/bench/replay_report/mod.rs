@@ -41,7 +41,7 @@ mod sample;
 mod timeline;
 mod units;
 
-pub(crate) use self::{load::load, page::page, readme::table};
+pub(crate) use self::{figures::TARGETS, load::load, page::page, readme::table};
 
 use std::{fs, path::PathBuf};
 

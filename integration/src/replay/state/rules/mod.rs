@@ -330,13 +330,10 @@ mod tests {
         for rule in &rules {
             assert!(!rule.what.is_empty() && !rule.why.is_empty());
         }
-        let document = include_str!("../../../../../docs/replay-states.md");
+        let document = include_str!("../../../../../docs/replay.md");
         for rule in &rules {
             let line = format!("| {} | {} |", rule.what, rule.why);
-            assert!(
-                document.contains(&line),
-                "docs/replay-states.md lacks:\n{line}"
-            );
+            assert!(document.contains(&line), "docs/replay.md lacks:\n{line}");
         }
     }
 
