@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use crab_store::{JournalRecord, SandboxId, Store, TurnRecord};
+use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnId, TurnRecord};
 use serde_json::Value;
 
 use super::{
@@ -292,9 +292,15 @@ fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<us
     let turn = restored["turn"].as_u64();
     let turn = turn.with_context(|| format!("crab restore tells no turn: {restored}"))?;
     let all = records(sandbox)?;
-    let record = all.iter().rfind(|record| record.turn.0 == turn);
-    let ended = record.with_context(|| format!("turn {turn} is not in the journal"))?;
-    Ok(ended_before(begins, ended.ended_ms))
+    let ended = match all.iter().rfind(|record| record.turn.0 == turn) {
+        Some(record) => record.ended_ms,
+        // It died when its checkpoint was whole and the turn not yet in the journal.
+        None => {
+            let manifest = store(sandbox)?.checkpoint_of(TurnId(turn))?;
+            manifest.created_ms
+        }
+    };
+    Ok(ended_before(begins, ended))
 }
 
 /// How many of these times are not later.
@@ -306,10 +312,14 @@ pub(super) fn ended_before(begins: &[SystemTime], milliseconds: u64) -> usize {
     begins.iter().filter(is_before).count()
 }
 
+fn store(sandbox: &Sandbox) -> Result<SandboxStore> {
+    let id = SandboxId::new(sandbox.client().namespace(), sandbox.id())?;
+    Ok(Store::open(STORE)?.sandbox(&id)?)
+}
+
 /// The turns in a sandbox's journal.
 pub(super) fn records(sandbox: &Sandbox) -> Result<Vec<TurnRecord>> {
-    let id = SandboxId::new(sandbox.client().namespace(), sandbox.id())?;
-    let journal = Store::open(STORE)?.sandbox(&id)?.journal()?;
+    let journal = store(sandbox)?.journal()?;
     let records = journal.records.into_iter();
     let turns = records.filter_map(|record| match record {
         JournalRecord::Turn(record) => Some(record),
