@@ -20,6 +20,7 @@ pub(crate) fn arguments(args: impl Iterator<Item = String>) -> Result<(Plan, boo
         match arg.as_str() {
             "--json" => json = true,
             "--quick" => plan.quick(),
+            "--no-own" => plan.own = false,
             "--turns" => plan.turns = number(&mut args, &arg)?,
             "--at-once" => plan.at_once = number(&mut args, &arg)?,
             "--scale" => plan.scale = scale(&mut args, &arg)?,

@@ -9,7 +9,7 @@ use crab_integration::{
     Client, Testbed,
     proof::Chance,
     replay::{Driver, Part, Tempo, Way},
-    traces::{self, Pace, Trace},
+    traces::{self, Kind, Pace, Trace},
 };
 
 /// The parts, in the order in which they are measured.
@@ -20,6 +20,8 @@ pub(crate) const PARTS: &[&str] = &["states", "crashes", "exhaustive", "time"];
 const FAST_PATIENCE: f64 = 0.1;
 /// No wait is shorter there: what follows sooner is the same turn to Crab.
 const LEAST_WAIT: Duration = Duration::from_millis(250);
+/// Nor there for what was recorded: programs call files by the second, and waited for longer then.
+const LEAST_WAIT_RECORDED: Duration = Duration::from_millis(1050);
 
 /// How much to measure.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) seed: u64,
     /// Beside the project's own.
     pub(crate) traces: Option<PathBuf>,
+    /// Whether these are played at all.
+    pub(crate) own: bool,
     /// `ctr`, `docker`; both unless one is named.
     pub(crate) client: Option<String>,
     /// Another than the traces say.
@@ -59,6 +63,7 @@ impl Plan {
             fast_scale: 0.05,
             seed,
             traces: None,
+            own: true,
             client: None,
             driver: None,
             turns: usize::MAX,
@@ -97,7 +102,11 @@ impl Plan {
                 trace,
             });
         };
-        for trace in traces::own()? {
+        let own = match self.own {
+            true => traces::own()?,
+            false => Vec::new(),
+        };
+        for trace in own {
             for client in testbed.clients() {
                 add(&trace, client);
             }
@@ -120,13 +129,16 @@ impl Plan {
         }
     }
 
-    pub(crate) fn tempo(&self) -> Tempo {
+    pub(crate) fn tempo(&self, part: &Part) -> Tempo {
         Tempo {
             pace: Pace {
                 scale: self.fast_scale,
                 seed: self.seed,
             },
-            least: LEAST_WAIT,
+            least: match part.trace.kind {
+                Kind::Written => LEAST_WAIT,
+                Kind::Recorded | Kind::Oracle => LEAST_WAIT_RECORDED,
+            },
         }
     }
 

@@ -48,8 +48,8 @@ pub(super) fn references<'a>(
     remarks: &mut Vec<String>,
 ) -> Result<Vec<Compared<'a>>> {
     without_crab()?;
-    let tempo = plan.tempo();
     let found = some_at_a_time(AT_ONCE, plays, |part| {
+        let tempo = plan.tempo(part);
         let of = |marks| Reference::of(testbed, part, marks, &tempo).context(part.name());
         let plain = of(Marks::None)?;
         let leaves = plain.left_processes > 0;
@@ -100,8 +100,8 @@ pub(super) fn judge(
     remarks: &mut Vec<String>,
 ) -> Result<()> {
     let _host = Host::with("")?;
-    let tempo = plan.tempo();
     let judged = some_at_a_time(AT_ONCE, compared, |one| {
+        let tempo = plan.tempo(one.part);
         Judged::of(testbed, one.part, &one.plain, &tempo).context(one.part.name())
     });
     let mut all = Judged::default();
@@ -143,7 +143,6 @@ pub(super) fn crashes(
     without_crab()?;
     eprintln!("{}: everything dies", way.name());
     let _host = way.config().map(Host::with).transpose()?;
-    let tempo = plan.tempo();
     let fitting: Vec<&Compared<'_>> = compared
         .iter()
         .filter(|one| way.is_for(one.part.client) && is_asked(way, one.part))
@@ -158,7 +157,7 @@ pub(super) fn crashes(
         let mut chance = plan.chance(one.part);
         let turn = turn_of(one);
         let _ = chance.number();
-        let reference = one.reference();
+        let (reference, tempo) = (one.reference(), plan.tempo(one.part));
         Dead::after(testbed, one.part, way, reference, &tempo, turn, &mut chance)
     });
     kill_daemons(testbed)?;
@@ -170,7 +169,7 @@ pub(super) fn crashes(
     let crashes = some_at_a_time(AT_ONCE, &dead, |(one, dead)| {
         let dead = dead.lock().unwrap_or_else(PoisonError::into_inner).take();
         let crash = match dead.context("who died is brought back once")? {
-            Ok(dead) => dead.revive(&tempo, &slots),
+            Ok(dead) => dead.revive(&plan.tempo(one.part), &slots),
             // It is no way to keep anything if it does not get so far.
             Err(error) => Crash::failed(one.part, turn_of(one), format!("{error:#}")),
         };
@@ -199,11 +198,10 @@ pub(super) fn exhaustive(
     let way = Way::Crab(Variant::Whole);
     eprintln!("{}: everything dies at every turn", way.name());
     let _host = way.config().map(Host::with).transpose()?;
-    let tempo = plan.tempo();
     let slots = Slots::new(BACK_AT_ONCE);
     let crashes = some_at_a_time(AT_ONCE, compared, |one| {
         let mut chance = plan.chance(one.part);
-        let reference = one.reference();
+        let (reference, tempo) = (one.reference(), plan.tempo(one.part));
         let crashes = every_turn(testbed, one.part, reference, &tempo, &mut chance, &slots);
         crashes.iter().for_each(|crash| tell(way, crash));
         Ok(crashes)
