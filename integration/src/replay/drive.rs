@@ -283,7 +283,7 @@ impl<'a> Hand<'a> {
             "OCI runtime exec failed",
         ];
         let failed = |word: &&str| said.status != 0 && said.stderr.starts_with(*word);
-        if of_client.iter().any(|word| failed(&word)) {
+        if of_client.iter().any(failed) {
             bail!("{}", said.stderr.trim());
         }
         Ok(said.status)

@@ -31,7 +31,7 @@ impl Marks {
     /// What is to be done after a turn, counted from 0, as a shell script.
     pub fn after(self, n: usize) -> String {
         match self {
-            Self::Some if n % EVERY == 0 => Probe::poke(n as u64),
+            Self::Some if n.is_multiple_of(EVERY) => Probe::poke(n as u64),
             _ => String::new(),
         }
     }
