@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod belated;
 mod budget;
 mod check;
 mod chunk;
@@ -92,6 +93,7 @@ mod version;
 mod writer;
 
 pub use archive::{ArchiveError, write_archive};
+pub use belated::belated;
 pub use check::{Checked, Damage, Part};
 pub use chunk::{BLOCK, CHUNK, Content};
 pub use class::Class;

@@ -17,7 +17,7 @@ use crab_runtime::{
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ProcessImage, RestoreRequest, RollbackRecord, SandboxWriter,
-    Step, Trigger, TurnId, command_line,
+    Step, Trigger, TurnId, belated, command_line,
 };
 use tokio::runtime::Handle;
 
@@ -92,6 +92,7 @@ impl Task {
             pending: None,
             unwritten: VecDeque::new(),
         });
+        self.record_belated();
         let newest = TurnId(next.0.saturating_sub(1));
         self.beginning = Some(match restored {
             Some(_) => (newest, false),
@@ -123,6 +124,24 @@ impl Task {
         }
         self.tell(|status| status.unobserved = Some(reason.clone()));
         self.history = Err(reason);
+    }
+
+    /// The shim before this one may have died when a turn was in the store and not yet in the
+    /// journal.
+    fn record_belated(&mut self) {
+        let Ok(history) = &mut self.history else {
+            return;
+        };
+        let store = history.writer.store();
+        let found = store.head().and_then(|head| {
+            let records = store.journal()?.records;
+            Ok(head.and_then(|head| belated(&records, &head)))
+        });
+        match found {
+            Ok(Some(record)) => history.append(JournalRecord::Turn(record)),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "whether a turn is missing is not known"),
+        }
     }
 
     fn note_restore(&mut self, request: RestoreRequest, manifest: &Manifest) {
