@@ -480,6 +480,13 @@ impl Subject {
         self.fsck()?;
         self.check_store(states, false)?;
         self.restore(states)?;
+        // Its history has the turn at which it came back.
+        let turns = self.turns()?;
+        let head = turns.head.context("it has no checkpoint")?;
+        ensure!(
+            turns.turns.iter().any(|turn| turn.record.turn == head),
+            "it came back at turn {head}, which its journal does not have"
+        );
         self.serve()
     }
 }
