@@ -15,7 +15,7 @@ use super::{
     keep::{Keeper, Variant, Way},
     kill::Doomed,
     record::Crash,
-    reference::{Reference, Tempo, rested},
+    reference::{Reference, Tempo},
     state::Witness,
 };
 use crate::{proof::Chance, testbed::Testbed};
@@ -138,7 +138,7 @@ impl<'a> Dead<'a> {
         drop(slot);
         let init = sandbox.pid()?;
         crash.back_at = back.at;
-        let found = reference.differences(back.at, &rested(&mut witness, init)?);
+        let found = reference.compare(back.at, &mut witness, init)?;
         crash
             .differences
             .extend(found.into_iter().map(|line| format!("at once: {line}")));
@@ -150,7 +150,7 @@ impl<'a> Dead<'a> {
             tempo,
             crash,
         )?;
-        let found = reference.differences(part.trace.turns.len(), &rested(&mut witness, init)?);
+        let found = reference.compare(part.trace.turns.len(), &mut witness, init)?;
         crash
             .differences
             .extend(found.into_iter().map(|line| format!("at the end: {line}")));
@@ -229,7 +229,7 @@ fn die_often(
         // From where it is: a turn that was lost is played again.
         for n in begins.len()..turn {
             tempo.wait(&part.trace, n);
-            let hand = Hand::take_up(part, keeper.sandbox())?;
+            let hand = Hand::on(part, keeper.sandbox())?;
             let done = hand.turn(n, &reference.marks.after(n))?;
             begins.push(done.began);
             crash.differences.extend(reference.otherwise(n, done));
@@ -245,9 +245,11 @@ fn die_often(
         drop(slot);
         crash.back_at = back.at;
         keeper = back.keeper;
-        crash.differences.extend(
-            reference.differences(back.at, &rested(&mut witness, keeper.sandbox().pid()?)?),
-        );
+        crash.differences.extend(reference.compare(
+            back.at,
+            &mut witness,
+            keeper.sandbox().pid()?,
+        )?);
         begins.truncate(back.at);
         crashes.push(crash);
     }

@@ -225,6 +225,12 @@ impl<'a> Hand<'a> {
             Driver::Tmux => drop(sandbox.sh_ok(TERMINAL)?),
             _ => {}
         }
+        Self::on(part, sandbox)
+    }
+
+    /// Goes on with what there is for certain.
+    pub(super) fn on(part: &'a Part, sandbox: &'a Sandbox) -> Result<Self> {
+        let is_program = part.driver.is_the_program(part.client);
         let attach = || {
             let attach = ["attach", "--sig-proxy=false", sandbox.name()];
             Session::start(&sandbox.client().tool(attach)).map(Mutex::new)

@@ -59,7 +59,6 @@ impl Judged {
             tempo.wait(&part.trace, n);
             let before = witness.look(init)?;
             let done = hand.turn(n, &reference.marks.after(n))?;
-            let over = SystemTime::now();
             let records = recorded(sandbox, done.began)?;
             let after = witness.look(init)?;
             let turn = n + 1;
@@ -76,11 +75,7 @@ impl Judged {
                         .push(format!("{name} turn {turn}: {changed}"));
                 }
             }
-            let rest =
-                Duration::from_millis(300).saturating_sub(over.elapsed().unwrap_or_default());
-            thread::sleep(rest);
-            let state = witness.look(init)?;
-            let unlike = reference.differences(turn, &state).into_iter();
+            let unlike = reference.compare(turn, &mut witness, init)?.into_iter();
             let unlike = unlike.chain(reference.otherwise(n, done));
             for line in unlike {
                 // What goes on being so is told once.

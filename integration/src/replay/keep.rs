@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use crab_store::{Class, JournalRecord, SandboxId, SandboxStore, Store, TurnId, TurnRecord};
+use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnId, TurnRecord};
 use serde_json::Value;
 
 use super::{
@@ -295,8 +295,8 @@ fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<us
     let ended = match all.iter().rposition(|record| record.turn.0 == turn) {
         Some(at) => {
             // Turns that left nothing are held by the checkpoint before them.
-            let after = all[at + 1..].iter();
-            let same = after.take_while(|record| record.class == Class::None);
+            let held = |record: &&TurnRecord| record.checkpoint == Some(TurnId(turn));
+            let same = all[at + 1..].iter().take_while(held);
             same.last().unwrap_or(&all[at]).ended_ms
         }
         // It died when its checkpoint was whole and the turn not yet in the journal.

@@ -20,6 +20,9 @@ use crate::{
 /// What a turn has started may take so long to come to rest, and then is looked at.
 const RESTS: Duration = Duration::from_millis(300);
 
+/// How often a state that differs is looked at.
+const LOOKS: u32 = 6;
+
 /// How fast a run goes where only states are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct Tempo {
@@ -74,8 +77,25 @@ impl Reference {
         Ok(reference)
     }
 
-    /// How a state that shall be that after so many turns differs from it.
-    pub(super) fn differences(&self, turns: usize, state: &State) -> Vec<String> {
+    /// How a sandbox that shall be as after so many turns differs from that. What goes round by
+    /// itself, or is being saved just now, is met otherwise another time: it is looked at again.
+    pub(super) fn compare(
+        &self,
+        turns: usize,
+        witness: &mut Witness,
+        init: u32,
+    ) -> Result<Vec<String>> {
+        let mut looks = LOOKS;
+        loop {
+            let found = self.differences(turns, &rested(witness, init)?);
+            looks -= 1;
+            if found.is_empty() || looks == 0 {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn differences(&self, turns: usize, state: &State) -> Vec<String> {
         match self.states.get(turns) {
             Some(expected) => state.differences(expected),
             None => vec![format!("the run without a fault has no turn {turns}")],
@@ -83,16 +103,26 @@ impl Reference {
     }
 
     /// How another run without a fault differs, a line each.
-    pub fn unlike(&self, other: &Self) -> Vec<String> {
+    pub fn unlike(&self, testbed: &Testbed, part: &Part, tempo: &Tempo) -> Result<Vec<String>> {
+        let mut witness = Witness::new();
+        let keeper = Keeper::start(testbed, part, Way::Nothing)?;
+        let hand = Hand::set_up(part, keeper.sandbox())?;
+        self.marks.begin(&hand)?;
+        let init = keeper.sandbox().pid()?;
         let mut lines = Vec::new();
-        for (turn, state) in other.states.iter().enumerate() {
-            let found = self.differences(turn, state).into_iter();
+        for n in 0..part.trace.turns.len() {
+            tempo.wait(&part.trace, n);
+            let done = hand.turn(n, &self.marks.after(n))?;
+            let turn = n + 1;
+            let found = self.compare(turn, &mut witness, init)?.into_iter();
             lines.extend(found.map(|line| format!("after turn {turn}: {line}")));
+            lines.extend(self.otherwise(n, done));
+            if !lines.is_empty() {
+                // What follows from it is not told as well.
+                break;
+            }
         }
-        for (n, done) in other.turns.iter().enumerate() {
-            lines.extend(self.otherwise(n, *done));
-        }
-        lines
+        Ok(lines)
     }
 
     /// How a turn, counted from 0, ended otherwise.

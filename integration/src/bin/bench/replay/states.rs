@@ -54,7 +54,7 @@ pub(super) fn references<'a>(
         let plain = of(Marks::None)?;
         let leaves = plain.left_processes > 0;
         let marked = leaves.then(|| of(Marks::Some)).transpose()?;
-        let unlike = plain.unlike(&of(Marks::None)?);
+        let unlike = plain.unlike(testbed, part, &tempo).context(part.name())?;
         let compared = Compared {
             part,
             plain,
