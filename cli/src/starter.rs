@@ -20,8 +20,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// For how long containerd and Docker may take to notice that a container is dead.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
-/// Between two tries, which grow apart: some fail because of something else, and each starts a shim.
-const LONGEST_PAUSE: Duration = Duration::from_millis(800);
+/// And containerd to forget it when its files are gone: at once, on a machine that is not busy.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Who can start a container again.
 #[derive(Clone, Copy, Debug)]
@@ -45,53 +45,18 @@ impl Starter {
 
     /// Starts the container; says in one line why that failed. `bundle` is where
     /// containerd had its task's files, and `may_retry` tells whether another try
-    /// would still be the restore that is wanted: while no shim has taken the wish.
-    ///
-    /// Until a client has cleared away what has died, a start does nothing (Docker), or finds the
-    /// dead task in its way (containerd, and Docker through it). containerd 2 says that there is
-    /// none while it still clears it away; then the bundle directory goes, and what it knows of the
-    /// task last (`core/runtime/v2/shim_manager.go`).
+    /// would still be the restore that is wanted: not once a shim has taken the wish, whoever
+    /// started that.
     pub(crate) async fn start(
         self,
         id: &SandboxId,
         bundle: Option<&Path>,
         may_retry: impl Fn() -> bool,
     ) -> Result<(), String> {
-        let deadline = Instant::now() + NOTICE_TIMEOUT;
-        let is_there = || bundle.is_some_and(Path::exists);
-        let mut pause = POLL;
-        loop {
-            let started = self.try_start(id).await;
-            let is_over = !may_retry() || Instant::now() > deadline;
-            match (self, started) {
-                // One that did something has brought up a shim that took the wish.
-                (Self::Docker, Ok(())) if is_over => return Ok(()),
-                (Self::Docker, Ok(())) => {}
-                (Self::Containerd, Ok(())) => return Ok(()),
-                (_, Err(error)) if is_over || self.has_lost(id).await => return Err(error),
-                (Self::Containerd, Err(_)) => {
-                    // Nothing is lost by removing it: one that is alive cannot be removed so.
-                    let _ = run("ctr", &["-n", id.namespace(), "task", "rm", id.id()]).await;
-                    while is_there() && Instant::now() < deadline {
-                        sleep(POLL).await;
-                    }
-                }
-                (Self::Docker, Err(_)) => {}
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+        match self {
+            Self::Docker => docker(id, may_retry).await,
+            Self::Containerd => containerd(id, bundle, may_retry).await,
         }
-    }
-
-    async fn try_start(self, id: &SandboxId) -> Result<(), String> {
-        let started = match self {
-            Self::Docker => run("docker", &["start", id.id()]).await,
-            Self::Containerd => {
-                let start = ["-n", id.namespace(), "task", "start", "-d", id.id()];
-                run("ctr", &start).await
-            }
-        };
-        started.map(drop)
     }
 }
 
@@ -114,6 +79,61 @@ impl Starter {
             }
         };
         all.is_ok_and(|all| all.lines().all(|line| line.trim() != id.id()))
+    }
+}
+
+/// Until Docker has heard of the container's death, a start does nothing, and is
+/// no error. One that did something has brought up a shim that took the wish.
+async fn docker(id: &SandboxId, may_retry: impl Fn() -> bool) -> Result<(), String> {
+    let deadline = Instant::now() + NOTICE_TIMEOUT;
+    loop {
+        run("docker", &["start", id.id()]).await?;
+        if !may_retry() || Instant::now() > deadline {
+            return Ok(());
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// The record of the dead task may be in the way: then no shim was started, and nothing is lost by
+/// removing it, as one that is alive cannot be removed so. containerd 2 says that there is none
+/// while it still clears it away by itself: then the bundle directory goes, and what it knows of
+/// the task last (`core/runtime/v2/shim_manager.go`).
+async fn containerd(
+    id: &SandboxId,
+    bundle: Option<&Path>,
+    may_retry: impl Fn() -> bool,
+) -> Result<(), String> {
+    let namespace = ["-n", id.namespace(), "task"];
+    let ctr = async |args: &[&str]| run("ctr", &[&namespace[..], args].concat()).await;
+    let start = ["start", "-d", id.id()];
+    let Err(mut error) = ctr(&start).await else {
+        return Ok(());
+    };
+    if !may_retry() {
+        return Err(error);
+    }
+    let _ = ctr(&["rm", id.id()]).await;
+    let is_there = || bundle.is_some_and(Path::exists);
+    let deadline = Instant::now() + NOTICE_TIMEOUT;
+    while is_there() && may_retry() && Instant::now() < deadline {
+        sleep(POLL).await;
+    }
+    // Tries that fail because of something else start a shim each: not for long.
+    let deadline = Instant::now() + FORGET_TIMEOUT;
+    loop {
+        if !may_retry() {
+            // Somebody else has started it, and it is restored.
+            return Ok(());
+        }
+        match ctr(&start).await {
+            Ok(_) => return Ok(()),
+            Err(why) => error = why,
+        }
+        if Instant::now() > deadline {
+            return Err(error);
+        }
+        sleep(POLL).await;
     }
 }
 

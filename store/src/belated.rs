@@ -23,10 +23,17 @@ pub fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRec
         match record {
             JournalRecord::Turn(record) if record.turn == turn => return None,
             JournalRecord::Step(step) if step.turn == turn => match &step.step {
-                Step::Opened { trigger, command } => opened = Some((step.at_ms, trigger, command)),
+                // The number of one that came to nothing is used again.
+                Step::Opened { trigger, command } => {
+                    opened = Some((step.at_ms, trigger, command));
+                    captured = None;
+                }
                 Step::Captured { exit, .. } => captured = Some((step.at_ms, *exit)),
                 Step::Queued | Step::Other => {}
             },
+            JournalRecord::Restore(_) | JournalRecord::Rollback(_) | JournalRecord::Began(_) => {
+                (opened, captured) = (None, None);
+            }
             _ => {}
         }
     }
@@ -111,5 +118,9 @@ mod tests {
         // That of a copy, whose journal begins later.
         assert_eq!(belated(&[], &manifest()), None);
         assert_eq!(belated(&steps()[..1], &manifest()), None);
+        // The number was used before, by a turn that came to nothing.
+        let mut again = steps();
+        again.push(again[0].clone());
+        assert_eq!(belated(&again, &manifest()), None);
     }
 }

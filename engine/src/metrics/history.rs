@@ -275,12 +275,12 @@ impl History {
         self.outcome(record.class.as_str(), outcome).inc();
         self.captured_bytes.inc_by(cost.bytes_raw);
         self.stored_bytes.inc_by(cost.bytes_stored);
-        self.capture
-            .get_or_create(&of)
-            .observe(seconds(cost.capture_us));
-        self.frozen
-            .get_or_create(&of)
-            .observe(seconds(cost.frozen_us));
+        // Of a turn that was written down by another shim than took it nobody knows.
+        if cost.capture_us > 0 {
+            let (capture, frozen) = (seconds(cost.capture_us), seconds(cost.frozen_us));
+            self.capture.get_or_create(&of).observe(capture);
+            self.frozen.get_or_create(&of).observe(frozen);
+        }
         let took = |span: Option<Span>| span.map(|span| seconds(span.took_us));
         if let Some(waited) = took(record.spans.wait) {
             self.wait.observe(waited);

@@ -180,8 +180,8 @@ fn play(
     Ok(())
 }
 
-/// One run under Crab in which everything dies after every turn: a crash for each, all of which
-/// the end has to bear out.
+/// One run under Crab in which everything dies after every turn: a crash for each. The next turn is
+/// played on what came back, and the end has to be as if nothing had been.
 pub fn every_turn(
     testbed: &Testbed,
     part: &Part,
@@ -252,6 +252,26 @@ fn die_often(
         )?);
         begins.truncate(back.at);
         crashes.push(crash);
+    }
+    // What the last death has cost, and the end.
+    let hand = Hand::on(part, keeper.sandbox())?;
+    let mut last = Crash::at(part, turns);
+    play(
+        &hand,
+        part,
+        begins.len()..turns,
+        reference,
+        tempo,
+        &mut last,
+    )?;
+    let init = keeper.sandbox().pid()?;
+    let found = reference.compare(turns, &mut witness, init)?;
+    if let Some(crash) = crashes.last_mut() {
+        crash.differences.append(&mut last.differences);
+        let found = found.into_iter();
+        crash
+            .differences
+            .extend(found.map(|line| format!("at the end: {line}")));
     }
     Ok(())
 }

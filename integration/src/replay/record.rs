@@ -107,7 +107,7 @@ pub struct Crash {
     /// How they differ, the first lines of it.
     pub differences: Vec<String>,
     /// From the call for help to the moment at which the next turn could begin, in
-    /// milliseconds.
+    /// milliseconds; 0 if nothing came back.
     pub recover_ms: f64,
 }
 
@@ -135,7 +135,7 @@ pub struct Point {
     pub client: String,
     /// From 1.
     pub turn: usize,
-    /// `none`, `files`, `processes` or `full`.
+    /// `none`, `files`, `processes` or `full`; `unknown` if it has no checkpoint of its own.
     pub class: String,
     /// What it added to the store.
     pub bytes: u64,

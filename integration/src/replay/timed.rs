@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use crab_store::{Class, TurnRecord};
 
 use super::{
@@ -15,10 +15,12 @@ use super::{
     keep::{Keeper, Way, records},
 };
 use crate::{
-    testbed::Testbed,
+    testbed::{Testbed, poll},
     traces::{Pace, Trace},
 };
 
+/// How long the last turn may take to be recorded.
+const RECORDED: Duration = Duration::from_secs(60);
 /// In steps of so many microseconds an exec was held back: to ask whether it may go on takes
 /// some, also where it may.
 const GATE_US: u64 = 100;
@@ -34,6 +36,8 @@ pub struct Timed {
     pub otherwise: usize,
     /// Whether checkpoints lack processes, and in how many turns.
     pub degraded: usize,
+    /// How many turns have no checkpoint of their own, as it was given up or failed.
+    pub unkept: usize,
 }
 
 /// What one turn took.
@@ -43,7 +47,7 @@ pub struct TimedTurn {
     pub exposed_ms: f64,
     /// What was written, in bytes.
     pub bytes: u64,
-    /// Its class, under Crab.
+    /// Its class, under Crab; nothing if it has no checkpoint of its own.
     pub class: Option<Class>,
 }
 
@@ -76,8 +80,8 @@ impl Timed {
         }
         timed.wall = ended - began;
         if let Way::Crab(_) = way {
-            settle(&keeper)?;
-            timed.note(&records(keeper.sandbox())?, &begins)?;
+            let records = settle(&keeper, &begins)?;
+            timed.note(&records, &begins)?;
         }
         Ok(timed)
     }
@@ -96,6 +100,11 @@ impl Timed {
             };
             turn.exposed_ms += (record.cost.gate_us / GATE_US * GATE_US) as f64 / 1e3;
             turn.bytes += record.cost.bytes_stored;
+            if record.checkpoint.is_none() {
+                // Given up, or failed: with the next one.
+                self.unkept += 1;
+                continue;
+            }
             let class = turn.class.unwrap_or(Class::None);
             turn.class = Some(Class::of(
                 class.has_files() || record.class.has_files(),
@@ -108,14 +117,12 @@ impl Timed {
 }
 
 /// Until the last turn is recorded.
-fn settle(keeper: &Keeper<'_>) -> Result<()> {
-    let mut last = records(keeper.sandbox())?.len();
-    loop {
-        thread::sleep(Duration::from_millis(700));
-        let now = records(keeper.sandbox())?.len();
-        if now == last {
-            return Ok(());
-        }
-        last = now;
-    }
+fn settle(keeper: &Keeper<'_>, begins: &[SystemTime]) -> Result<Vec<TurnRecord>> {
+    let last = begins.last().context("a trace has turns")?;
+    let last = last.duration_since(UNIX_EPOCH)?.as_millis() as u64;
+    poll("the last turn is recorded", RECORDED, || {
+        let records = records(keeper.sandbox())?;
+        let is_there = records.iter().any(|record| record.ended_ms >= last);
+        Ok(is_there.then_some(records))
+    })
 }

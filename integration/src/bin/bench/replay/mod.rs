@@ -139,13 +139,14 @@ fn told(part: &Part) -> Play {
 /// What a run took beside the one in which nothing was kept.
 fn compare(run: &Run, stock: &Run, plays: &[Part], kept: &mut Kept, measured: &mut Measured) {
     let name = run.way.name();
-    let (mut otherwise, mut degraded) = (0, 0);
+    let (mut otherwise, mut degraded, mut unkept) = (0, 0, 0);
     for ((part, timed), beside) in plays.iter().zip(&run.plays).zip(&stock.plays) {
         let (Some(timed), Some(beside)) = (timed, beside) else {
             continue;
         };
         otherwise += timed.otherwise;
         degraded += timed.degraded;
+        unkept += timed.unkept;
         kept.exposed_ms
             .extend(timed.turns.iter().map(|turn| turn.exposed_ms));
         kept.ratios.push(Ratio {
@@ -162,6 +163,7 @@ fn compare(run: &Run, stock: &Run, plays: &[Part], kept: &mut Kept, measured: &m
         ("exposed, ms p50", exposed.quantile(0.5)),
         ("exposed, ms p99", exposed.quantile(0.99)),
         ("turns that ended otherwise than recorded", otherwise as f64),
+        ("turns without a checkpoint of their own", unkept as f64),
         ("turns whose checkpoint lacks processes", degraded as f64),
         ("time ratio", kept.time_ratio().unwrap_or(f64::NAN)),
         (
@@ -202,7 +204,7 @@ fn points(runs: &[Run], plays: &[Part], measured: &mut Measured) -> Vec<Point> {
                 trace: part.trace.id.clone(),
                 client: part.client_name().into(),
                 turn: n + 1,
-                class: turn.class.map_or("none", |class| class.as_str()).into(),
+                class: turn.class.map_or("unknown", |class| class.as_str()).into(),
                 bytes: turn.bytes,
                 full_bytes,
             });

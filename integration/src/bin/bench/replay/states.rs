@@ -231,8 +231,8 @@ pub(super) fn told(way: Way, crashes: &[Crash], measured: &mut Measured) {
     let mut took = Series::default();
     let good = crashes.iter().filter(|crash| crash.recovered);
     good.for_each(|crash| took.push_ms(crash.recover_ms));
-    let lost: usize = crashes
-        .iter()
+    let back = crashes.iter().filter(|crash| crash.recover_ms > 0.0);
+    let lost: usize = back
         .map(|crash| crash.turn.saturating_sub(crash.back_at))
         .sum();
     let name = way.name();

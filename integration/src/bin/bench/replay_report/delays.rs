@@ -40,9 +40,10 @@ pub(super) fn recovery(record: &Record) -> Markup {
     }
 }
 
-/// In milliseconds and in order.
+/// In milliseconds and in order, where anything came back.
 pub(super) fn recover_ms(kept: &Kept) -> Vec<f64> {
-    units::in_order(kept.crashes.iter().map(|crash| crash.recover_ms))
+    let times = kept.crashes.iter().map(|crash| crash.recover_ms);
+    units::in_order(times.filter(|ms| *ms > 0.0))
 }
 
 /// A quantile of times in order.
