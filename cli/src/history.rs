@@ -70,9 +70,7 @@ mod tests {
     use crab_store::{RollbackRecord, Trigger, TurnRecord};
 
     fn turn(turn: u64) -> JournalRecord {
-        JournalRecord::Turn(TurnRecord {
-            ..TurnRecord::new(TurnId(turn), Trigger::Exec)
-        })
+        JournalRecord::Turn(TurnRecord::new(TurnId(turn), Trigger::Exec))
     }
 
     fn rollback(from: u64, asked: u64) -> JournalRecord {

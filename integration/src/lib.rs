@@ -37,6 +37,7 @@ mod driver;
 mod events;
 mod forks;
 pub mod hostile;
+pub mod journal;
 mod mounted;
 mod nerdctl;
 mod on_host;

@@ -174,3 +174,18 @@ pub fn in_pid_namespace_of(pid: u32) -> Vec<u32> {
     all.filter(|pid| namespace(*pid).as_ref() == Some(&wanted))
         .collect()
 }
+
+/// What a process has started. The kernel lists them by the thread that made them.
+pub fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let lists = threads
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let mut all: Vec<u32> = Vec::new();
+    for list in lists {
+        all.extend(list.split(' ').filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    all
+}

@@ -8,14 +8,29 @@
 //! ```
 //! The sandbox comes back as it was at the end of that turn, so its history has to have it.
 
-use crate::{JournalRecord, Manifest, Step, TurnRecord};
+use crate::{JournalRecord, Manifest, ReadError, SandboxStore, Step, TurnRecord, lineage};
 
 /// What the record says of why.
 const REASON: &str = "its shim died when it was in the store and not yet in the journal";
 
+impl SandboxStore {
+    /// The record that is missing for the newest state, if it is.
+    ///
+    /// # Errors
+    /// When the journal or that checkpoint cannot be read.
+    pub fn belated(&self) -> Result<Option<TurnRecord>, ReadError> {
+        let records = self.journal()?.records;
+        let Some(head) = lineage::head(&records, &self.checkpoints()?) else {
+            return Ok(None);
+        };
+        let manifest = self.manifest(head)?;
+        Ok(manifest.and_then(|manifest| belated(&records, &manifest)))
+    }
+}
+
 /// The record that is missing for a checkpoint, from what the journal says of the turn's steps;
 /// nothing if there is one, or the turn was not this sandbox's own.
-pub fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRecord> {
+fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRecord> {
     let turn = manifest.turn;
     let mut opened = None;
     let mut captured = None;

@@ -93,7 +93,6 @@ mod version;
 mod writer;
 
 pub use archive::{ArchiveError, write_archive};
-pub use belated::belated;
 pub use check::{Checked, Damage, Part};
 pub use chunk::{BLOCK, CHUNK, Content};
 pub use class::Class;

@@ -9,6 +9,12 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 
+/// A seed of its own for each name, the same whatever else there is (FNV-1a).
+pub fn seed_of(seed: u64, name: &str) -> u64 {
+    let mix = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    name.bytes().fold(seed, mix)
+}
+
 impl Chance {
     /// The stream of a seed.
     pub fn new(seed: u64) -> Self {

@@ -25,7 +25,7 @@ use anyhow::{Context, Result};
 
 pub(crate) use self::truth::own_mounts;
 pub use self::{
-    chance::Chance,
+    chance::{Chance, seed_of},
     execs::{Execs, Started},
     judge::{Judgement, judge},
     life::{AGENT, Life, Lived},

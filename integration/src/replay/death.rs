@@ -3,6 +3,7 @@
 //! Everything dies at some turn, is brought back, and goes on to the end.
 
 use std::{
+    ops::Range,
     sync::{Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime},
@@ -11,7 +12,7 @@ use std::{
 use anyhow::{Result, bail};
 
 use super::{
-    drive::{Hand, Part},
+    drive::{Done, Hand, Part},
     keep::{Keeper, Variant, Way},
     kill::Doomed,
     record::Crash,
@@ -87,8 +88,7 @@ impl<'a> Dead<'a> {
         let witness = Witness::new();
         let keeper = Keeper::start(testbed, part, way)?;
         let mut begins = Vec::new();
-        let hand = Hand::set_up(part, keeper.sandbox())?;
-        reference.marks.begin(&hand)?;
+        let hand = reference.marks.set_up(part, keeper.sandbox())?;
         let doomed = Doomed::of(keeper.sandbox())?;
         let moment = Duration::from_millis(chance.within(0..WINDOW));
         for n in 0..turn {
@@ -124,55 +124,69 @@ impl<'a> Dead<'a> {
         let Self {
             keeper,
             reference,
-            turn,
             begins,
             mut witness,
+            ..
         } = self;
         let part = keeper.part();
-        let slot = slots.take();
-        let began = Instant::now();
-        let back = keeper.bring_back(turn, &begins, reference.marks)?;
-        let sandbox = back.keeper.sandbox();
-        let hand = Hand::take_up(part, sandbox)?;
-        crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
-        drop(slot);
-        let init = sandbox.pid()?;
-        crash.back_at = back.at;
-        let found = reference.compare(back.at, &mut witness, init)?;
-        crash
-            .differences
-            .extend(found.into_iter().map(|line| format!("at once: {line}")));
-        play(
-            &hand,
-            part,
-            back.at..part.trace.turns.len(),
-            reference,
-            tempo,
-            crash,
-        )?;
-        let found = reference.compare(part.trace.turns.len(), &mut witness, init)?;
-        crash
-            .differences
-            .extend(found.into_iter().map(|line| format!("at the end: {line}")));
+        let keeper = bring_back(keeper, &begins, reference, slots, crash)?;
+        let hand = Hand::on(part, keeper.sandbox())?;
+        let init = keeper.sandbox().pid()?;
+        let found = reference.compare(crash.back_at, &mut witness, init)?;
+        crash.differ("at once", found);
+        let turns = part.trace.turns.len();
+        play(&hand, part, crash.back_at..turns, reference, tempo, crash)?;
+        let found = reference.compare(turns, &mut witness, init)?;
+        crash.differ("at the end", found);
         Ok(())
     }
+}
+
+/// Brings it back, and notes what that was and how long it took until the next command could be
+/// given.
+fn bring_back<'a>(
+    keeper: Keeper<'a>,
+    begins: &[SystemTime],
+    reference: &Reference,
+    slots: &Slots,
+    crash: &mut Crash,
+) -> Result<Keeper<'a>> {
+    let _slot = slots.take();
+    let part = keeper.part();
+    let began = Instant::now();
+    let back = keeper.bring_back(crash.turn, begins, reference.marks)?;
+    drop(Hand::take_up(part, back.keeper.sandbox())?);
+    crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
+    crash.back_at = back.at;
+    Ok(back.keeper)
+}
+
+/// Plays a turn, counted from 0, and notes how it ended otherwise.
+fn step(
+    hand: &Hand<'_>,
+    part: &Part,
+    n: usize,
+    reference: &Reference,
+    tempo: &Tempo,
+    crash: &mut Crash,
+) -> Result<Done> {
+    tempo.wait(&part.trace, n);
+    let done = hand.turn(n, &reference.marks.after(n))?;
+    crash.differences.extend(reference.otherwise(n, done));
+    Ok(done)
 }
 
 fn play(
     hand: &Hand<'_>,
     part: &Part,
-    turns: std::ops::Range<usize>,
+    turns: Range<usize>,
     reference: &Reference,
     tempo: &Tempo,
     crash: &mut Crash,
 ) -> Result<()> {
     for n in turns {
-        tempo.wait(&part.trace, n);
-        let done = hand.turn(n, &reference.marks.after(n))?;
-        let otherwise = reference.otherwise(n, done);
-        let hangs = otherwise.is_some() && done.was_killed();
-        crash.differences.extend(otherwise);
-        if hangs {
+        let done = step(hand, part, n, reference, tempo, crash)?;
+        if done.was_killed() && reference.otherwise(n, done).is_some() {
             // As do all that follow, each for as long as its agent has patience.
             bail!("turn {} hangs", n + 1);
         }
@@ -219,59 +233,34 @@ fn die_often(
 ) -> Result<()> {
     let mut witness = Witness::new();
     let mut keeper = Keeper::start(testbed, part, Way::Crab(Variant::Whole))?;
-    let hand = Hand::set_up(part, keeper.sandbox())?;
-    reference.marks.begin(&hand)?;
-    drop(hand);
+    drop(reference.marks.set_up(part, keeper.sandbox())?);
     let mut begins: Vec<SystemTime> = Vec::new();
     let turns = part.trace.turns.len();
     for turn in 1..=turns {
         let mut crash = Crash::at(part, turn);
         // From where it is: a turn that was lost is played again.
         for n in begins.len()..turn {
-            tempo.wait(&part.trace, n);
             let hand = Hand::on(part, keeper.sandbox())?;
-            let done = hand.turn(n, &reference.marks.after(n))?;
+            let done = step(&hand, part, n, reference, tempo, &mut crash)?;
             begins.push(done.began);
-            crash.differences.extend(reference.otherwise(n, done));
         }
         let doomed = Doomed::of(keeper.sandbox())?;
         thread::sleep(Duration::from_millis(chance.within(0..WINDOW)));
         doomed.kill()?;
-        let slot = slots.take();
-        let began = Instant::now();
-        let back = keeper.bring_back(turn, &begins, reference.marks)?;
-        drop(Hand::take_up(part, back.keeper.sandbox())?);
-        crash.recover_ms = began.elapsed().as_secs_f64() * 1e3;
-        drop(slot);
-        crash.back_at = back.at;
-        keeper = back.keeper;
-        crash.differences.extend(reference.compare(
-            back.at,
-            &mut witness,
-            keeper.sandbox().pid()?,
-        )?);
-        begins.truncate(back.at);
+        keeper = bring_back(keeper, &begins, reference, slots, &mut crash)?;
+        let init = keeper.sandbox().pid()?;
+        let found = reference.compare(crash.back_at, &mut witness, init)?;
+        crash.differences.extend(found);
+        begins.truncate(crash.back_at);
         crashes.push(crash);
     }
     // What the last death has cost, and the end.
+    let Some(last) = crashes.last_mut() else {
+        return Ok(());
+    };
     let hand = Hand::on(part, keeper.sandbox())?;
-    let mut last = Crash::at(part, turns);
-    play(
-        &hand,
-        part,
-        begins.len()..turns,
-        reference,
-        tempo,
-        &mut last,
-    )?;
-    let init = keeper.sandbox().pid()?;
-    let found = reference.compare(turns, &mut witness, init)?;
-    if let Some(crash) = crashes.last_mut() {
-        crash.differences.append(&mut last.differences);
-        let found = found.into_iter();
-        crash
-            .differences
-            .extend(found.map(|line| format!("at the end: {line}")));
-    }
+    play(&hand, part, begins.len()..turns, reference, tempo, last)?;
+    let found = reference.compare(turns, &mut witness, keeper.sandbox().pid()?)?;
+    last.differ("at the end", found);
     Ok(())
 }

@@ -32,8 +32,6 @@ use crate::{
 const LIMIT: u64 = 120;
 /// For how long one of the setup may.
 const SETUP_LIMIT: Duration = Duration::from_secs(180);
-/// What a sandbox may use whose trace says that something in it grows.
-const MEMORY_LIMIT: &str = "536870912";
 /// How a process ends by SIGKILL.
 const KILLED: i32 = 137;
 /// Where the FIFOs of a shell are, in the sandbox.
@@ -141,14 +139,7 @@ impl Part {
         if self.driver.is_the_program(self.client) {
             options = options.flags(["-i"]).args(["bash"]);
         }
-        if self.trace.needs_memory_limit && testbed.has_controller("memory") {
-            let flag = match self.client {
-                Client::Ctr { .. } => "--memory-limit",
-                Client::Docker => "--memory",
-            };
-            options = options.flags([flag, MEMORY_LIMIT]);
-        }
-        options
+        self.trace.bounded(options, self.client, testbed)
     }
 
     /// A fresh container.
@@ -240,11 +231,6 @@ impl<'a> Hand<'a> {
             sandbox,
             attached: is_program.then(attach).transpose()?,
         })
-    }
-
-    /// Runs a script in the sandbox beside what the agent does.
-    pub fn beside(&self, script: &str) -> Result<()> {
-        self.sandbox.sh_ok(script).map(drop)
     }
 
     /// Plays a turn, counted from 0, and what comes after it in the same one.

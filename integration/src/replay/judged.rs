@@ -13,12 +13,13 @@ use anyhow::Result;
 use crab_store::{Class, TurnRecord};
 
 use super::{
-    drive::{Hand, Part},
-    keep::{Keeper, Variant, Way, records},
+    drive::Part,
+    keep::{Keeper, Variant, Way},
     reference::{Reference, Tempo},
     state::Witness,
 };
 use crate::{
+    journal::turns_of,
     sandbox::Sandbox,
     testbed::{Testbed, poll},
 };
@@ -50,8 +51,7 @@ impl Judged {
         let mut witness = Witness::new();
         let keeper = Keeper::start(testbed, part, Way::Crab(Variant::Whole))?;
         let sandbox = keeper.sandbox();
-        let hand = Hand::set_up(part, sandbox)?;
-        reference.marks.begin(&hand)?;
+        let hand = reference.marks.set_up(part, sandbox)?;
         let init = sandbox.pid()?;
         let mut judged = Self::default();
         let mut told = BTreeSet::new();
@@ -92,7 +92,7 @@ impl Judged {
 fn recorded(sandbox: &Sandbox, since: SystemTime) -> Result<Vec<TurnRecord>> {
     let since = since.duration_since(UNIX_EPOCH)?.as_millis() as u64;
     let found = poll("the turn is recorded", RECORDED, || {
-        let mut records = records(sandbox)?;
+        let mut records = turns_of(sandbox)?;
         records.retain(|record| record.ended_ms >= since);
         Ok((!records.is_empty()).then_some(records))
     })?;

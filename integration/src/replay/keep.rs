@@ -18,23 +18,18 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use crab_store::{JournalRecord, SandboxId, SandboxStore, Store, TurnId, TurnRecord};
+use crab_store::{TurnId, TurnRecord};
 use serde_json::Value;
 
-use super::{
-    drive::{Hand, Part},
-    marks::Marks,
-};
+use super::{drive::Part, marks::Marks};
 use crate::{
     checkpoints::CheckpointImage,
     client::{Client, Runtime, unique},
     command::Tool,
+    journal::{store_of, turns_of},
     sandbox::Sandbox,
     testbed::{DEBIAN, Testbed},
 };
-
-/// Where Crab's store is, as it comes.
-const STORE: &str = "/var/lib/crab";
 
 /// A way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,8 +268,7 @@ impl<'a> Keeper<'a> {
             _ => {
                 sandbox.remove()?;
                 let fresh = Self::start(testbed, part, way)?;
-                let hand = Hand::set_up(part, &fresh.sandbox)?;
-                marks.begin(&hand)?;
+                let hand = marks.set_up(part, &fresh.sandbox)?;
                 if way == Way::Restart {
                     for n in 0..turn {
                         hand.turn(n, &marks.after(n))?;
@@ -291,7 +285,7 @@ impl<'a> Keeper<'a> {
 fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<usize> {
     let turn = restored["turn"].as_u64();
     let turn = turn.with_context(|| format!("crab restore tells no turn: {restored}"))?;
-    let all = records(sandbox)?;
+    let all = turns_of(sandbox)?;
     let ended = match all.iter().rposition(|record| record.turn.0 == turn) {
         Some(at) => {
             // Turns that left nothing are held by the checkpoint before them.
@@ -301,7 +295,7 @@ fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<us
         }
         // It died when its checkpoint was whole and the turn not yet in the journal.
         None => {
-            let manifest = store(sandbox)?.checkpoint_of(TurnId(turn))?;
+            let manifest = store_of(sandbox)?.checkpoint_of(TurnId(turn))?;
             manifest.created_ms
         }
     };
@@ -315,22 +309,6 @@ pub(super) fn ended_before(begins: &[SystemTime], milliseconds: u64) -> usize {
         began.as_millis() <= u128::from(milliseconds)
     };
     begins.iter().filter(is_before).count()
-}
-
-fn store(sandbox: &Sandbox) -> Result<SandboxStore> {
-    let id = SandboxId::new(sandbox.client().namespace(), sandbox.id())?;
-    Ok(Store::open(STORE)?.sandbox(&id)?)
-}
-
-/// The turns in a sandbox's journal.
-pub(super) fn records(sandbox: &Sandbox) -> Result<Vec<TurnRecord>> {
-    let journal = store(sandbox)?.journal()?;
-    let records = journal.records.into_iter();
-    let turns = records.filter_map(|record| match record {
-        JournalRecord::Turn(record) => Some(record),
-        _ => None,
-    });
-    Ok(turns.collect())
 }
 
 /// What `docker commit`, or `nerdctl commit` for containerd, has made. Removed when dropped.

@@ -4,7 +4,11 @@
 
 use anyhow::Result;
 
-use super::{drive::Hand, state::Probe};
+use super::{
+    drive::{Hand, Part},
+    state::Probe,
+};
+use crate::sandbox::Sandbox;
 
 /// Its memory changes with every so many turns.
 const EVERY: usize = 3;
@@ -20,12 +24,13 @@ pub enum Marks {
 }
 
 impl Marks {
-    /// Starts it, before the first turn.
-    pub fn begin(self, hand: &Hand<'_>) -> Result<()> {
-        match self {
-            Self::None => Ok(()),
-            Self::Some => hand.beside(&Probe::start()),
+    /// Makes what the agent found, and starts it.
+    pub(super) fn set_up<'a>(self, part: &'a Part, sandbox: &'a Sandbox) -> Result<Hand<'a>> {
+        let hand = Hand::set_up(part, sandbox)?;
+        if self == Self::Some {
+            sandbox.sh_ok(&Probe::start())?;
         }
+        Ok(hand)
     }
 
     /// What is to be done after a turn, counted from 0, as a shell script.

@@ -167,6 +167,13 @@ impl Crash {
         }
     }
 
+    /// That at some time it differs in this.
+    pub(super) fn differ(&mut self, when: &str, found: Vec<String>) {
+        let found = found.into_iter();
+        self.differences
+            .extend(found.map(|line| format!("{when}: {line}")));
+    }
+
     /// One from which nothing came back.
     pub fn failed(part: &Part, turn: usize, why: String) -> Self {
         Self {

@@ -7,7 +7,7 @@ use std::{thread, time::Duration};
 use anyhow::{Context, Result};
 
 use super::{
-    drive::{Done, Hand, Part},
+    drive::{Done, Part},
     keep::{Keeper, Way},
     marks::Marks,
     state::{State, Witness},
@@ -58,8 +58,7 @@ impl Reference {
         let mut witness = Witness::new();
         let keeper = Keeper::start(testbed, part, Way::Nothing)?;
         let sandbox = keeper.sandbox();
-        let hand = Hand::set_up(part, sandbox)?;
-        marks.begin(&hand)?;
+        let hand = marks.set_up(part, sandbox)?;
         let init = sandbox.pid()?;
         let mut reference = Self {
             marks,
@@ -106,8 +105,7 @@ impl Reference {
     pub fn unlike(&self, testbed: &Testbed, part: &Part, tempo: &Tempo) -> Result<Vec<String>> {
         let mut witness = Witness::new();
         let keeper = Keeper::start(testbed, part, Way::Nothing)?;
-        let hand = Hand::set_up(part, keeper.sandbox())?;
-        self.marks.begin(&hand)?;
+        let hand = self.marks.set_up(part, keeper.sandbox())?;
         let init = keeper.sandbox().pid()?;
         let mut lines = Vec::new();
         for n in 0..part.trace.turns.len() {

@@ -12,18 +12,16 @@ use crab_store::{Class, TurnRecord};
 
 use super::{
     drive::{Hand, Part},
-    keep::{Keeper, Way, records},
+    keep::{Keeper, Way},
 };
 use crate::{
+    journal::{held_back_ms, turns_of},
     testbed::{Testbed, poll},
     traces::{Pace, Trace},
 };
 
 /// How long the last turn may take to be recorded.
 const RECORDED: Duration = Duration::from_secs(60);
-/// In steps of so many microseconds an exec was held back: to ask whether it may go on takes
-/// some, also where it may.
-const GATE_US: u64 = 100;
 
 /// What a run took.
 #[derive(Debug, Default)]
@@ -98,7 +96,7 @@ impl Timed {
             let Some(turn) = at.checked_sub(1).and_then(|at| self.turns.get_mut(at)) else {
                 continue;
             };
-            turn.exposed_ms += (record.cost.gate_us / GATE_US * GATE_US) as f64 / 1e3;
+            turn.exposed_ms += held_back_ms(record);
             turn.bytes += record.cost.bytes_stored;
             if record.checkpoint.is_none() {
                 // Given up, or failed: with the next one.
@@ -121,7 +119,7 @@ fn settle(keeper: &Keeper<'_>, begins: &[SystemTime]) -> Result<Vec<TurnRecord>>
     let last = begins.last().context("a trace has turns")?;
     let last = last.duration_since(UNIX_EPOCH)?.as_millis() as u64;
     poll("the last turn is recorded", RECORDED, || {
-        let records = records(keeper.sandbox())?;
+        let records = turns_of(keeper.sandbox())?;
         let is_there = records.iter().any(|record| record.ended_ms >= last);
         Ok(is_there.then_some(records))
     })

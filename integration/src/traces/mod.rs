@@ -23,7 +23,11 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::replay::Driver;
+use crate::{
+    client::{Client, RunOptions},
+    replay::Driver,
+    testbed::Testbed,
+};
 
 pub use self::{
     load::{folder, own},
@@ -133,7 +137,22 @@ pub struct TraceTurn {
     pub exit: Option<i32>,
 }
 
+/// What a sandbox may use in which something grows, in bytes.
+const MEMORY_LIMIT: &str = "536870912";
+
 impl Trace {
+    /// How its container is made: with a limit where something in it grows, if the host can limit.
+    pub fn bounded(&self, options: RunOptions, client: Client, testbed: &Testbed) -> RunOptions {
+        if !self.needs_memory_limit || !testbed.has_controller("memory") {
+            return options;
+        }
+        let flag = match client {
+            Client::Ctr { .. } => "--memory-limit",
+            Client::Docker => "--memory",
+        };
+        options.flags([flag, MEMORY_LIMIT])
+    }
+
     /// Its file.
     pub fn file(&self) -> &std::path::Path {
         &self.file

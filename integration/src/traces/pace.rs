@@ -5,7 +5,7 @@
 use std::{f64::consts::TAU, time::Duration};
 
 use super::Trace;
-use crate::proof::Chance;
+use crate::proof::{Chance, seed_of};
 
 /// Nobody waits for less, in milliseconds.
 const LEAST: f64 = 1_500.0;
@@ -42,10 +42,8 @@ impl Pace {
     }
 
     fn drawn(&self, id: &str, turn: usize) -> f64 {
-        // The same for every sandbox that plays it, whatever else is played (FNV-1a).
-        let mix = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        let named = id.bytes().fold(self.seed, mix);
-        let mut chance = Chance::new(named ^ turn as u64);
+        // The same for every sandbox that plays it, whatever else is played.
+        let mut chance = Chance::new(seed_of(self.seed, id) ^ turn as u64);
         // Never zero.
         let mut uniform = || ((chance.number() >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
         let (a, b) = (uniform(), uniform());

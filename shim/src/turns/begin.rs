@@ -17,7 +17,7 @@ use crab_runtime::{
 };
 use crab_store::{
     Digest, JournalRecord, Manifest, ProcessImage, RestoreRequest, RollbackRecord, SandboxWriter,
-    Step, Trigger, TurnId, belated, command_line,
+    Step, Trigger, TurnId, command_line,
 };
 use tokio::runtime::Handle;
 
@@ -132,12 +132,7 @@ impl Task {
         let Ok(history) = &mut self.history else {
             return;
         };
-        let store = history.writer.store();
-        let found = store.head().and_then(|head| {
-            let records = store.journal()?.records;
-            Ok(head.and_then(|head| belated(&records, &head)))
-        });
-        match found {
+        match history.writer.store().belated() {
             Ok(Some(record)) => history.append(JournalRecord::Turn(record)),
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "whether a turn is missing is not known"),

@@ -14,6 +14,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::processes::children;
+
 /// Lines of `/proc/<pid>/status` that are part of what a process is.
 const STATUS: [&str; 20] = [
     "Name",
@@ -115,23 +117,6 @@ impl Processes {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-}
-
-/// The kernel lists them by thread.
-fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let lists = threads
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            list.split(' ')
-                .filter_map(|pid| pid.parse().ok())
-                .collect::<Vec<u32>>()
-        })
-        .collect()
 }
 
 /// The call in which a thread is blocked, with its arguments and its place. One that wakes up

@@ -21,7 +21,7 @@ use super::{
     rules::{self, Window},
     shown,
 };
-use crate::processes::in_pid_namespace_of;
+use crate::processes::{children, in_pid_namespace_of};
 
 /// What is read of a command line, in bytes; the kernel allows megabytes.
 const LINE: u64 = 128 << 10;
@@ -167,21 +167,6 @@ impl Processes {
             add(hasher, &digest);
         }
     }
-}
-
-/// The kernel lists them by the thread that made them.
-fn children(pid: u32) -> Vec<u32> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let lists = threads
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    let mut all: Vec<u32> = Vec::new();
-    for list in lists {
-        all.extend(list.split(' ').filter_map(|pid| pid.parse::<u32>().ok()));
-    }
-    all
 }
 
 /// What is in the init's pid namespace and not below it: an exec that has not ended. The

@@ -10,9 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use crab_integration::{BUSYBOX, RunOptions, Sandbox, Testbed, traces::Trace};
+use crab_integration::{
+    BUSYBOX, RunOptions, Sandbox, Testbed,
+    journal::{STORE, held_back_ms, turns_of},
+    traces::Trace,
+};
 use crab_schedule::Policy;
-use crab_store::{Class, JournalRecord, SandboxId, Store, TurnRecord};
+use crab_store::{Class, TurnRecord};
 
 use super::{
     Plan,
@@ -22,14 +26,10 @@ use super::{
 };
 use crate::{figures::Measured, host::Host, series::Series};
 
-const STORE: &str = "/var/lib/crab";
 /// How long what was captured may take to be stored when all agents are done.
 const SETTLES: Duration = Duration::from_secs(120);
 /// Without a change for so long, nothing is on its way.
 const QUIET: Duration = Duration::from_secs(1);
-/// In steps of so many microseconds an exec was held back: to ask whether it may go on takes
-/// some, also where it may.
-const GATE_US: u64 = 100;
 /// So many turns that went wrong are told one by one.
 const TOLD: i32 = 5;
 
@@ -132,17 +132,10 @@ pub(super) fn settled(testbed: &Testbed) -> Result<()> {
 
 /// The turns of a sandbox that began at some time or later.
 pub(super) fn records(sandbox: &Sandbox, since: SystemTime) -> Result<Vec<TurnRecord>> {
-    let id = SandboxId::new(sandbox.client().namespace(), sandbox.id())?;
-    let journal = Store::open(STORE)?.sandbox(&id)?.journal()?;
     let since = since.duration_since(UNIX_EPOCH)?.as_millis() as u64;
-    let turns = journal
-        .records
-        .into_iter()
-        .filter_map(|record| match record {
-            JournalRecord::Turn(record) if record.began_ms >= since => Some(record),
-            _ => None,
-        });
-    Ok(turns.collect())
+    let mut turns = turns_of(sandbox)?;
+    turns.retain(|record| record.began_ms >= since);
+    Ok(turns)
 }
 
 /// For how long each turn was held back; and of the turns, the details.
@@ -155,7 +148,7 @@ fn told(fleet: &Fleet, since: SystemTime, name: &str, measured: &mut Measured) -
     let ms = |us: u64| us as f64 / 1e3;
     for (sandbox, _) in &fleet.members {
         for record in records(sandbox, since)? {
-            exposed.push_ms(ms(record.cost.gate_us / GATE_US * GATE_US));
+            exposed.push_ms(held_back_ms(&record));
             late.push_ms(ms(record.cost.boundary_us));
             decided.push_ms(ms(record.cost.decide_us));
             *classes.entry(record.class.as_str()).or_default() += 1.0;

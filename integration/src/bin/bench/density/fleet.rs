@@ -26,8 +26,6 @@ use crate::{
 
 /// So many are started, removed or brought back at a time.
 pub(super) const AT_A_TIME: usize = 4;
-/// What a sandbox may use whose trace says that something in it grows.
-const MEMORY_LIMIT: &str = "536870912";
 
 /// Under what the traces are played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +82,7 @@ impl Fleet {
                 }
                 Strategy::On => {}
             }
-            if trace.needs_memory_limit && testbed.has_controller("memory") {
-                options = options.flags(["--memory-limit", MEMORY_LIMIT]);
-            }
+            let options = trace.bounded(options, testbed.ctr(), testbed);
             let sandbox = testbed.ctr().run(DEBIAN, options)?;
             let player = Player::new(&sandbox, trace)?;
             player.set_up()?;

@@ -38,7 +38,8 @@ const CRAB: Way = Way::Crab(Variant::Whole);
 
 /// Measures these parts; what was found is in the plan's directory as well.
 pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
-    let mut measured = Measured::new("replay", machine(testbed)?, Some(plan.seed), TARGETS);
+    let machine = machine(testbed)?;
+    let mut measured = Measured::new("replay", machine.clone(), Some(plan.seed), TARGETS);
     let mut remarks = Vec::new();
     let plays = plan.plays(testbed)?;
     let turns: usize = plays.iter().map(|part| part.trace.turns.len()).sum();
@@ -91,7 +92,7 @@ pub(crate) fn measure(testbed: &Testbed, plan: &Plan) -> Result<Measured> {
     let record = Record {
         version: VERSION,
         name: "replay".into(),
-        machine: machine(testbed)?,
+        machine,
         date: Tool::new("date").args(["-u", "+%F"]).run()?.text()?,
         command: plan.command.clone(),
         seed: plan.seed,

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 use anyhow::{Result, ensure};
 use crab_integration::{
     Client, Testbed,
-    proof::Chance,
+    proof::{Chance, seed_of},
     replay::{Driver, Part, Tempo, Way},
     traces::{self, Kind, Pace, Trace},
 };
@@ -144,10 +144,7 @@ impl Plan {
 
     /// The chance of a play, the same in every way.
     pub(crate) fn chance(&self, part: &Part) -> Chance {
-        let name = part.name();
-        // FNV-1a.
-        let mix = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        Chance::new(name.bytes().fold(self.seed, mix))
+        Chance::new(seed_of(self.seed, &part.name()))
     }
 }
 

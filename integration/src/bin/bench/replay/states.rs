@@ -148,15 +148,14 @@ pub(super) fn crashes(
         .filter(|one| way.is_for(one.part.client) && is_asked(way, one.part))
         .collect();
     let slots = Slots::new(BACK_AT_ONCE);
-    let turn_of = |one: &Compared<'_>| {
-        let turns = one.part.trace.turns.len() as u64;
-        let mut chance = plan.chance(one.part);
-        (1 + chance.within(0..turns)) as usize
+    // And what chance says of it beside.
+    let turn_of = |part: &Part| {
+        let mut chance = plan.chance(part);
+        let turn = 1 + chance.within(0..part.trace.turns.len() as u64);
+        (turn as usize, chance)
     };
     let dead = some_at_a_time(AT_ONCE, &fitting, |one| {
-        let mut chance = plan.chance(one.part);
-        let turn = turn_of(one);
-        let _ = chance.number();
+        let (turn, mut chance) = turn_of(one.part);
         let (reference, tempo) = (one.reference(), plan.tempo(one.part));
         Dead::after(testbed, one.part, way, reference, &tempo, turn, &mut chance)
     });
@@ -171,7 +170,7 @@ pub(super) fn crashes(
         let crash = match dead.context("who died is brought back once")? {
             Ok(dead) => dead.revive(&plan.tempo(one.part), &slots),
             // It is no way to keep anything if it does not get so far.
-            Err(error) => Crash::failed(one.part, turn_of(one), format!("{error:#}")),
+            Err(error) => Crash::failed(one.part, turn_of(one.part).0, format!("{error:#}")),
         };
         tell(way, &crash);
         Ok(crash)

@@ -7,6 +7,7 @@ use std::{path::Path, time::Instant};
 use anyhow::{Context, Result};
 use crab_integration::{
     Testbed,
+    journal::STORE,
     replay::{Part, Timed, Way},
 };
 
@@ -16,8 +17,6 @@ use crate::{
     density::length,
     host::{Host, without_crab},
 };
-
-const STORE: &str = "/var/lib/crab";
 
 /// All plays in one way.
 pub(super) struct Run {
@@ -38,7 +37,8 @@ pub(super) fn run(
 ) -> Result<Run> {
     without_crab()?;
     let _host = way.config().map(Host::with).transpose()?;
-    let before = length(Path::new(STORE))?;
+    let stored = || length(Path::new(STORE));
+    let before = way.config().map(|_| stored()).transpose()?;
     let began = Instant::now();
     let timed = some_at_a_time(plan.at_once, plays, |part| {
         if !way.is_for(part.client) {
@@ -60,7 +60,7 @@ pub(super) fn run(
         }));
     }
     let bytes = match way {
-        Way::Crab(_) => Some(length(Path::new(STORE))?.saturating_sub(before)),
+        Way::Crab(_) => Some(stored()?.saturating_sub(before.unwrap_or(0))),
         Way::Full | Way::ChatFiles => {
             let turns = all.iter().flatten().flat_map(|timed| &timed.turns);
             Some(turns.map(|turn| turn.bytes).sum())
