@@ -26,6 +26,7 @@ pub mod driver;
 pub mod files;
 pub mod foreign;
 pub mod hooks;
+mod in_root;
 pub mod mount;
 pub mod netns;
 pub mod oci;

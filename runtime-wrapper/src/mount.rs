@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2},
+    fs::{CWD, Mode, OFlags, open},
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags,
         fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount,
@@ -24,6 +24,7 @@ use rustix::{
 use thiserror::Error;
 
 pub use self::table::{MountPoint, mount_points};
+use crate::in_root::{Links, open_in_root};
 
 /// Why something could not be mounted or unmounted.
 #[derive(Debug, Error)]
@@ -124,10 +125,9 @@ fn mount_long_overlay(
 /// A place below a root whose links are an image's, and are followed as a process in that
 /// root would: never out of it (containerd's `fs.RootPath`).
 fn place(root: &Path, target: &str) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = open(root, flags | OFlags::DIRECTORY, Mode::empty())?;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    Ok(openat2(&root, target, flags, Mode::empty(), resolve)?)
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = open(root, directory, Mode::empty())?;
+    Ok(open_in_root(root, target, OFlags::PATH, Links::Followed)?)
 }
 
 /// The path of what is open here.

@@ -64,7 +64,7 @@ impl Judged {
             let turn = n + 1;
             let name = part.name();
             judged.turns += 1;
-            if records.iter().all(|record| record.class == Class::None) {
+            if records.iter().all(says_nothing_changed) {
                 let changed = after.changed_since(&before);
                 // What runs on by itself may have done it after the turn was looked at.
                 let again = witness.look(init)?;
@@ -86,6 +86,12 @@ impl Judged {
         }
         Ok(judged)
     }
+}
+
+/// Whether nothing had to be kept of a turn. One whose capture was given up is of class `none`,
+/// too, but no checkpoint holds what it left.
+fn says_nothing_changed(record: &TurnRecord) -> bool {
+    record.class == Class::None && record.checkpoint.is_some()
 }
 
 /// The records of the turns since some time, as soon as the last of them is whole.

@@ -12,19 +12,19 @@
 use std::{
     fs::{self, File},
     io,
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::fs::MetadataExt,
-    },
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
 use flate2::{Compression, write::GzEncoder};
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::OFlags;
 use tar::{EntryType, Header};
 
 use super::{ImageError, io_error, request::key};
-use crate::mount::{criu_image, mount_points};
+use crate::{
+    in_root::{Links, open_in_root},
+    mount::{criu_image, mount_points},
+};
 
 /// The name under which these mounts are external.
 pub(super) const LEFT_OUT: &str = "crab-left-out";
@@ -72,10 +72,9 @@ pub fn leave_out(init: i32, table: &[u8], captured: &[PathBuf]) -> Vec<LeftOut> 
 
 /// The root of a mount, if it is this device's and there is nothing in it.
 fn empty_root(init: i32, at: &Path, device: u64) -> Option<Header> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let root = File::open(format!("/proc/{init}/root")).ok()?;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let dir = openat2(root.as_fd(), at, flags, Mode::empty(), resolve).ok()?;
+    let dir = open_in_root(&root, at, flags, Links::Refused).ok()?;
     let mut names = fs::read_dir(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
     let meta = File::from(dir).metadata().ok()?;
     if meta.dev() != device || names.next().is_some() {

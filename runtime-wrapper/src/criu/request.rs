@@ -17,7 +17,7 @@ use std::{
 use oci_spec::runtime::{LinuxNamespaceType, Mount, Spec};
 use protobuf::EnumOrUnknown;
 use rust_criu::rust_criu_protobuf::rpc::{Criu_cg_mode, Criu_opts, Ext_mount_map};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, Mode, OFlags};
 
 use super::{
     covered::archives_covered,
@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     foreign,
+    in_root::{Links, open_in_root},
     mount::{self, MountPoint},
     oci::{CgroupsMode, CheckpointOptions},
 };
@@ -261,13 +262,7 @@ fn masked_files(spec: &Spec, init: i32) -> Result<Vec<String>, String> {
     let root = open_root(Path::new(&format!("/proc/{init}/root")))?;
     let mut files = Vec::new();
     for path in masked.into_iter().flatten() {
-        let found = openat2(
-            &root,
-            path.as_str(),
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
-        );
+        let found = open_in_root(&root, path.as_str(), OFlags::PATH, Links::Followed);
         match found.and_then(rustix::fs::fstat) {
             Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() => {}
             Ok(_) => files.push(path.clone()),
@@ -291,13 +286,7 @@ fn in_root(rootfs: &Path, path: &Path) -> Result<PathBuf, String> {
     let mut beyond = Vec::new();
     let mut known = path;
     loop {
-        let found = openat2(
-            &root,
-            known,
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
-        );
+        let found = open_in_root(&root, known, OFlags::PATH, Links::Followed);
         match (found, known.parent(), known.file_name()) {
             (Ok(found), _, _) => {
                 let link = format!("/proc/self/fd/{}", found.as_raw_fd());

@@ -21,7 +21,7 @@ use std::{
 
 use crab_store::Tree;
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags, open, openat2},
+    fs::{Mode, OFlags, open},
     io::Errno,
 };
 
@@ -36,7 +36,10 @@ use super::{
     walk::WalkError,
     xattr::Rules,
 };
-use crate::overlay::OverlayMount;
+use crate::{
+    in_root::{Links, open_in_root},
+    overlay::OverlayMount,
+};
 
 /// A root directory and how to look at it.
 #[derive(Debug)]
@@ -100,9 +103,7 @@ impl Scanner {
         let top = open(format!("/proc/{pid}/root"), flags, Mode::empty()).map_err(failed)?;
         // Mount points in mountinfo have no symlinks in them, so one that does
         // was put there to lead the way out.
-        let resolve =
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let root = openat2(&top, mount_point, flags, Mode::empty(), resolve).map_err(failed)?;
+        let root = open_in_root(&top, mount_point, flags, Links::Refused).map_err(failed)?;
         let stat = Stat::of(root.as_fd()).map_err(failed)?;
         if !stat.mount_root {
             return Err(failed(Errno::XDEV));
