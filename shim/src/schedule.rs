@@ -38,8 +38,9 @@ use ttrpc::context::Context as Call;
 /// may be in vain.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_HELD: Duration = Duration::from_millis(100);
-/// How much longer the answer may be on its way.
-const SLACK: Duration = Duration::from_millis(50);
+/// How much longer the answer may be on its way: on a crowded host, whose crabd and shim wait for
+/// a processor each. One that is taken for dead there would have the budgets kept by nobody.
+const SLACK: Duration = Duration::from_millis(400);
 /// For how long a crabd that went away is expected to be there again.
 const RECONNECT: Duration = Duration::from_millis(50);
 /// For how long one that did not answer is not asked again.

@@ -216,9 +216,10 @@ impl Capture {
             return Ok(Duration::ZERO);
         }
         let (still, frozen) = self.freeze()?;
+        // First, as calls are counted for a while only, and to compare memory takes long.
+        let at_rest = rested.is_some() && Epoch::is_still(epoch, self.effects_now().as_ref());
         let now = self.processes()?;
         let content = self.content(&frozen, before, &now, held)?;
-        let at_rest = rested.is_some() && Epoch::is_still(epoch, self.effects_now().as_ref());
         let is_as_held = match (&content, held) {
             (Ok(content), Some(held)) => content.since(held).is_none(),
             _ => false,
