@@ -26,7 +26,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with},
+    fs::{CWD, FlockOperation, RenameFlags, renameat_with},
     io::Errno,
 };
 use thiserror::Error;
@@ -38,6 +38,7 @@ use crate::{
     id::{PackId, SandboxId, TurnId},
     image::FileImage,
     journal::{Durability, JournalWriter},
+    locks::{self, Lock},
     manifest::{Manifest, ProcessRef},
     record::{ForkRecord, JournalRecord, Trigger, TurnRecord},
     sandbox::{
@@ -112,9 +113,8 @@ impl Store {
                 .map_err(|error| FileError::of("make", to)(error.into()))?;
             Ok(())
         });
-        // Others have locks of their own on a sandbox's directory. Not by closing it alone: a
-        // child that is about to run another program has it, too.
-        let _ = flock(&building, FlockOperation::Unlock);
+        // Others have locks of their own on a sandbox's directory.
+        drop(building);
         if let Err(error) = built {
             // The first error is the one to report.
             let _ = fs::remove_dir_all(hidden.dir());
@@ -127,7 +127,7 @@ impl Store {
     }
 
     /// Where the history is built, and that this is for us alone.
-    fn half_made(&self, id: &SandboxId) -> Result<(SandboxStore, File), FileError> {
+    fn half_made(&self, id: &SandboxId) -> Result<(SandboxStore, Lock), FileError> {
         let mut name = self.at(id).dir().as_os_str().to_owned();
         name.push(format!("{HALF_MADE}{}", std::process::id()));
         let dir = PathBuf::from(name);
@@ -208,15 +208,14 @@ impl Left {
 }
 
 /// Locks a directory; nothing if somebody else has it, or it is another one by now.
-fn lock_dir(dir: &Path) -> Result<Option<File>, FileError> {
+fn lock_dir(dir: &Path) -> Result<Option<Lock>, FileError> {
     let lock = match File::open(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         lock => lock.map_err(FileError::of("open", dir))?,
     };
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => return Ok(None),
-        locked => locked.map_err(|error| FileError::of("lock", dir)(error.into()))?,
-    }
+    let Some(lock) = locks::lock(lock, dir, FlockOperation::NonBlockingLockExclusive)? else {
+        return Ok(None);
+    };
     Ok(writer::is_same(&lock, dir)?.then_some(lock))
 }
 

@@ -19,6 +19,7 @@
 use std::{
     fs::File,
     io::ErrorKind,
+    ops::Deref,
     os::unix::fs::OpenOptionsExt,
     path::Path,
     thread::sleep,
@@ -35,8 +36,28 @@ use crate::{
     sandbox::{RESTORING_FILE, SandboxStore},
 };
 
+/// A locked file, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Lock(File);
+
+impl Deref for Lock {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Not by closing it alone: a child that another thread has just forked, and that is yet to
+        // run another program, has it open, too.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// A lock, until it is dropped. Nothing where the directory does not exist.
-pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] Option<File>);
+pub(crate) struct Held(#[expect(dead_code, reason = "it is held")] Option<Lock>);
 
 fn take(dir: &Path, how: FlockOperation) -> Result<Option<Held>, FileError> {
     let file = match File::open(dir) {
@@ -48,9 +69,13 @@ fn take(dir: &Path, how: FlockOperation) -> Result<Option<Held>, FileError> {
 }
 
 /// Locks what is open from this path; nothing while somebody else has it.
-fn lock(file: File, path: &Path, how: FlockOperation) -> Result<Option<File>, FileError> {
+pub(crate) fn lock(
+    file: File,
+    path: &Path,
+    how: FlockOperation,
+) -> Result<Option<Lock>, FileError> {
     match retry_on_intr(|| flock(&file, how)) {
-        Ok(()) => Ok(Some(file)),
+        Ok(()) => Ok(Some(Lock(file))),
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(FileError::of("lock", path)(error.into())),
     }
@@ -58,7 +83,7 @@ fn lock(file: File, path: &Path, how: FlockOperation) -> Result<Option<File>, Fi
 
 /// Locks a file that is there for nothing else, and is made where it is not; nothing while somebody
 /// else has it.
-pub(crate) fn file(path: &Path) -> Result<Option<File>, FileError> {
+pub(crate) fn file(path: &Path) -> Result<Option<Lock>, FileError> {
     let file = File::options()
         .write(true)
         .create(true)
@@ -124,7 +149,7 @@ impl<'a> Pace<'a> {
 }
 
 /// The right to bring a sandbox back, until it is dropped.
-pub struct Restoring(#[expect(dead_code, reason = "it is held")] File);
+pub struct Restoring(#[expect(dead_code, reason = "it is held")] Lock);
 
 impl SandboxStore {
     /// Takes the right to bring the sandbox back; nothing while somebody else has it.

@@ -29,7 +29,7 @@ use crate::{
     error::{FileError, OpenError, ReadError, WriteError},
     id::{PackId, SandboxId, TurnId},
     journal::{Durability, JournalWriter},
-    locks,
+    locks::{self, Lock},
     manifest::{Manifest, packs_of},
     pack::{self, Index, Location},
     pack_writer::PackWriter,
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// directory is known to be durable.
     publishing: Mutex<bool>,
     /// Dropped last, with everything that may still write.
-    _lock: File,
+    _lock: Lock,
 }
 
 /// The objects of all published packs.
@@ -341,7 +341,7 @@ impl SandboxWriter {
 }
 
 /// Takes the sandbox's lock, or tells that somebody else has it.
-pub(crate) fn lock(store: &SandboxStore) -> Result<File, OpenError> {
+pub(crate) fn lock(store: &SandboxStore) -> Result<Lock, OpenError> {
     let path = store.dir().join(LOCK_FILE);
     loop {
         durable::create_dir(store.dir())?;
