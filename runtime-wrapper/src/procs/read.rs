@@ -21,15 +21,20 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
     let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
     let mut threads = BTreeMap::new();
     for (tid, dir) in stat::threads(pid).ok()? {
+        let state = || Stat::read(&dir.join("stat")).map_or('X', |stat| stat.state);
+        // Before the counters as well: one that has been woken, and was not counted yet, may be
+        // asleep again right after.
+        let before = state();
         // A thread that went while we looked makes a difference next time.
         let Some(ran) = stat::ran(&dir) else { continue };
         let place = fs::read_to_string(dir.join("syscall")).unwrap_or_default();
+        let after = state();
         threads.insert(
             tid,
             Thread {
                 ran,
                 place: place.trim().to_string(),
-                state: Stat::read(&dir.join("stat")).map_or('X', |stat| stat.state),
+                state: if before == 'R' { before } else { after },
             },
         );
     }
