@@ -18,10 +18,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use crab_store::{TurnId, TurnRecord};
+use crab_store::{Trigger, TurnId, TurnRecord};
 use serde_json::Value;
 
-use super::{drive::Part, marks::Marks};
+use super::{
+    drive::{Driver, Part},
+    marks::Marks,
+};
 use crate::{
     checkpoints::CheckpointImage,
     client::{Client, Runtime, unique},
@@ -252,7 +255,11 @@ impl<'a> Keeper<'a> {
         match (way, kept.into_inner()) {
             (Way::Nothing, _) => bail!("nothing was kept"),
             (Way::Crab(_), _) => {
-                let restored = testbed.crab().restore(&sandbox, None)?;
+                let turn = match part.driver {
+                    Driver::Exec => before_what_was_cut(&turns_of(&sandbox)?),
+                    _ => None,
+                };
+                let restored = testbed.crab().restore(&sandbox, turn)?;
                 let at = held(&sandbox, &restored, begins)?;
                 Ok(again(sandbox, at))
             }
@@ -281,6 +288,21 @@ impl<'a> Keeper<'a> {
     }
 }
 
+/// A command that waited for input, and had none, has ended a turn of Crab's, and not one of the
+/// agent's. Who drives it by execs knows that it was cut off, and goes back to the turn before.
+fn before_what_was_cut(turns: &[TurnRecord]) -> Option<u64> {
+    let mut kept = turns.iter().rev().filter(|turn| turn.checkpoint.is_some());
+    if !is_of_an_exec_that_went_on(kept.next()?) {
+        return None;
+    }
+    let whole = kept.find(|turn| turn.exit.is_some())?;
+    Some(whole.turn.0)
+}
+
+fn is_of_an_exec_that_went_on(turn: &TurnRecord) -> bool {
+    turn.trigger == Trigger::Exec && turn.exit.is_none()
+}
+
 /// How many of the turns that began at these times are in what Crab has restored.
 fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<usize> {
     let turn = restored["turn"].as_u64();
@@ -291,7 +313,8 @@ fn held(sandbox: &Sandbox, restored: &Value, begins: &[SystemTime]) -> Result<us
             // Turns that left nothing are held by the checkpoint before them.
             let held = |record: &&TurnRecord| record.checkpoint == Some(TurnId(turn));
             let same = all[at + 1..].iter().take_while(held);
-            same.last().unwrap_or(&all[at]).ended_ms
+            let whole = same.filter(|record| !is_of_an_exec_that_went_on(record));
+            whole.last().unwrap_or(&all[at]).ended_ms
         }
         // It died when its checkpoint was whole and the turn not yet in the journal.
         None => {
@@ -359,5 +382,30 @@ impl Drop for Commit {
     fn drop(&mut self) {
         // Only its name where a container is of it, which then goes with that.
         let _ = committing(self.client, &["image", "rm", "-f", &self.name]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_was_cut_off_is_not_what_is_gone_back_to() {
+        let turn = |number, exit, checkpoint: Option<u64>| TurnRecord {
+            exit,
+            checkpoint: checkpoint.map(TurnId),
+            ..TurnRecord::new(TurnId(number), Trigger::Exec)
+        };
+        let whole = [turn(1, Some(0), Some(1)), turn(2, Some(1), Some(1))];
+        assert_eq!(before_what_was_cut(&whole), None);
+        let waits = turn(3, None, Some(3));
+        let cut = [&whole[..], std::slice::from_ref(&waits)].concat();
+        assert_eq!(before_what_was_cut(&cut), Some(2));
+        let over = [&cut[..], &[turn(4, Some(137), Some(4))]].concat();
+        assert_eq!(before_what_was_cut(&over), None);
+        // The one that followed has no checkpoint.
+        let lost = [&cut[..], &[turn(4, Some(137), None)]].concat();
+        assert_eq!(before_what_was_cut(&lost), Some(2));
+        assert_eq!(before_what_was_cut(&[waits]), None);
     }
 }
