@@ -43,7 +43,12 @@ fn is_populated(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{os::unix::fs::MetadataExt, process::Command};
+    use std::{
+        os::unix::fs::MetadataExt,
+        process::Command,
+        thread::sleep,
+        time::{Duration, Instant},
+    };
 
     #[test]
     fn a_cgroup_with_processes_is_told_from_others() {
@@ -67,6 +72,11 @@ mod tests {
         let found = populated(&wanted);
         process.kill().unwrap();
         process.wait().unwrap();
+        // It is gone from it a moment after it was waited for.
+        let start = Instant::now();
+        while !populated(&wanted).is_empty() && start.elapsed() < Duration::from_secs(10) {
+            sleep(Duration::from_millis(1));
+        }
         let found_later = populated(&wanted);
         for dir in dirs {
             fs::remove_dir(dir).unwrap();

@@ -24,7 +24,7 @@ use crab_api::{
 use crab_store::*;
 use rustix::process::{Pid, Signal, kill_process};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// What a checkpoint takes at least.
 const SIZE: usize = 100_000;
 
@@ -278,7 +278,7 @@ fn a_host_comes_below_its_limit_and_what_must_stay_stays() {
     sleep(Duration::from_secs(6));
     assert_eq!(shim.asked.load(Ordering::Relaxed), asked);
     let spent = processor_time(&host) - spent;
-    assert!(spent < Duration::from_millis(120), "{spent:?} in 6 s");
+    assert!(spent < Duration::from_millis(300), "{spent:?} in 6 s");
     host.end();
     for id in [&gone, &live] {
         let checked = store.sandbox(id).unwrap().check(&mut |_, _| ()).unwrap();

@@ -2,7 +2,10 @@
 
 //! The `crab` command, by its JSON.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    fs,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use crab_store::{Class, JournalRecord, TurnId, TurnRecord};
@@ -17,6 +20,8 @@ use crate::{
 
 /// How long a turn may take to be recorded after its exec has ended.
 const RECORD_LIMIT: Duration = Duration::from_secs(30);
+/// How long a shim expects a crabd that is late.
+const LATE_LIMIT: Duration = Duration::from_secs(60);
 /// How long shims may take to find a crabd again.
 const OBSERVED_LIMIT: Duration = Duration::from_secs(40);
 /// How long a checkpoint, a rollback or a restore may take.
@@ -323,6 +328,16 @@ impl Crab {
         poll("turns are observed again", OBSERVED_LIMIT, || {
             let turn = self.turn_of(sandbox, Class::None, "true")?;
             Ok(turn.record.unobserved.is_none().then_some(()))
+        })
+    }
+
+    /// Waits, without a turn that would ask for it, until a crabd that came late watches the
+    /// sandbox.
+    pub fn wait_until_watched(&self, sandbox: &Sandbox) -> Result<()> {
+        let words = format!("watching sandbox={:?}", sandbox.sandbox_id());
+        poll("crabd watches it", LATE_LIMIT, || {
+            let log = fs::read_to_string("/run/crab/crabd.log").context("read crabd's log")?;
+            Ok(log.contains(&words).then_some(()))
         })
     }
 

@@ -106,16 +106,17 @@ pub fn end(bundle: &Path, images: &[PathBuf], limit: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn the_calls_of_one_container_are_ended_and_no_others() {
         let dir = tempfile::tempdir().unwrap();
         let log = |name: &str| dir.path().join(name).join(format!("{LOG_PREFIX}1-2"));
         let sleeper = |log: &Path| {
+            // Without children, which would have its command line until they run a program.
             let mut command = Command::new("sh");
-            command.args(["-c", "while :; do sleep 0.01; done", "runc", "--log"]);
-            command.arg(log).spawn().unwrap()
+            command.args(["-c", "read nothing", "runc", "--log"]);
+            command.arg(log).stdin(Stdio::piped()).spawn().unwrap()
         };
         let mut ours = sleeper(&log("c1"));
         let mut other = sleeper(&log("c10"));

@@ -7,7 +7,7 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::fs::PermissionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
 
 use crab_runtime::{
@@ -18,10 +18,16 @@ use crab_runtime::{
     sealed::Sealer,
 };
 
-/// The reaper takes every child of this process: one test at a time has one.
+/// One test at a time: while one forks, another's script is open for writing there.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|failed| failed.into_inner())
+}
+
+/// It takes every child of this process, until that ends: there can be one.
+fn reaper() -> Reaper {
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    REAPER.get_or_init(|| Reaper::start().unwrap()).clone()
 }
 
 /// A command line that fails `times` times as runc does, and then leaves a pid.
@@ -63,7 +69,7 @@ const BUSY: [&str; 3] = [
 #[test]
 fn a_runtime_that_could_not_seal_itself_runs_again() {
     let _alone = alone();
-    let reaper = Reaper::start().unwrap();
+    let reaper = reaper();
     let mut cases = vec![(99, BUSY[0], 5), (99, "no memory", 1)];
     cases.extend(BUSY.map(|busy| (2, busy, 3)));
     for (times, reason, tries) in cases {
@@ -112,7 +118,7 @@ impl Sealer for Holder {
 #[test]
 fn where_the_sealed_copy_does_not_run_the_program_itself_does() {
     let _alone = alone();
-    let reaper = Reaper::start().unwrap();
+    let reaper = reaper();
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("no-program");
     fs::write(&text, "").unwrap();
@@ -133,7 +139,7 @@ fn where_the_sealed_copy_does_not_run_the_program_itself_does() {
 #[test]
 fn the_sealed_copy_runs_instead_of_the_program() {
     let _alone = alone();
-    let reaper = Reaper::start().unwrap();
+    let reaper = reaper();
     let dir = tempfile::tempdir().unwrap();
     let mut runtime = failing(dir.path(), 0, "", &reaper);
     // It takes the options for a script that is not there.
@@ -145,7 +151,7 @@ fn the_sealed_copy_runs_instead_of_the_program() {
 #[test]
 fn the_hooks_of_the_end_get_the_state_and_one_that_fails_keeps_no_other_from_running() {
     let _alone = alone();
-    let reaper = Reaper::start().unwrap();
+    let reaper = reaper();
     let dir = tempfile::tempdir().unwrap();
     let got = dir.path().join("got");
     let spec = serde_json::json!({

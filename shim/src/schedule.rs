@@ -490,7 +490,7 @@ mod tests {
         let _hangs = tokio::net::UnixListener::bind(paths::crabd_socket(dir.path())).unwrap();
         let _waiting = schedule.waits();
         // As long as the turn goes on, that nobody waits for.
-        let waits = timeout(SLACK, schedule.publish(3, Class::Files, 1)).await;
+        let waits = timeout(SLACK / 2, schedule.publish(3, Class::Files, 1)).await;
         assert!(waits.is_err(), "it did not ask");
         schedule.needed(true);
         let goes = timeout(SLACK, schedule.publish(3, Class::Files, 1)).await;

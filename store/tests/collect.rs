@@ -333,6 +333,15 @@ fn a_reader_has_its_checkpoint_to_the_end() {
     assert!(error.to_string().contains("just been removed"), "{error}");
 }
 
+/// Ends what goes on beside a test, however that ends.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
     let (_dir, store) = store();
@@ -342,10 +351,13 @@ fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
     let over = AtomicBool::new(false);
     let [reads, late, removals] = [const { AtomicU64::new(0) }; 3];
     thread::scope(|scope| {
+        // Also when one of these fails: a scope waits for its threads.
+        let _over = Over(&over);
+        let mut threads = Vec::new();
         for number in 0..2u64 {
             let sandbox = store.sandbox(&id()).unwrap();
             let (over, reads, late) = (&over, &reads, &late);
-            scope.spawn(move || {
+            threads.push(scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     let turns: Vec<TurnId> = sandbox.checkpoints().unwrap().into_iter().collect();
                     // The oldest, which goes next, and the newest.
@@ -371,15 +383,15 @@ fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
                     }
                     thread::sleep(Duration::from_millis(1));
                 }
-            });
+            }));
         }
         let (over_for_gc, removals, writer) = (&over, &removals, &writer);
-        scope.spawn(move || {
+        threads.push(scope.spawn(move || {
             while !over_for_gc.load(Ordering::Relaxed) {
                 let done = writer.collect(&keep(2)).unwrap();
                 removals.fetch_add(done.packs_removed + done.packs_replaced, Ordering::Relaxed);
             }
-        });
+        }));
         let sandbox = store.sandbox(&id()).unwrap();
         scope.spawn(move || {
             for _ in 0..8 {
@@ -391,11 +403,11 @@ fn readers_and_a_writer_in_a_loop_never_see_a_half_beside_removals_in_a_loop() {
         publish(writer, 4..60);
         // However slow the others are: each has done something by then.
         let is_idle = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
-        while is_idle(&reads) || is_idle(removals) {
+        let go_on = || !threads.iter().any(|thread| thread.is_finished());
+        while go_on() && (is_idle(&reads) || is_idle(removals)) {
             newest += 1;
             publish(writer, newest..newest + 1);
         }
-        over.store(true, Ordering::Relaxed);
     });
     all_read_whole(writer.store());
     let turns: BTreeSet<TurnId> = writer.store().checkpoints().unwrap();

@@ -2,16 +2,13 @@
 
 //! A crabd that cannot run or cannot be reached: turns are unobserved, and right.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use crab_integration::{BUSYBOX, Mounted, RunOptions, Sandbox, Swapped, Testbed, poll, processes};
+use crab_integration::{BUSYBOX, Mounted, RunOptions, Sandbox, Swapped, Testbed, processes};
 use crab_store::Class;
 
 use crate::{lines_of_turns, lives};
-
-/// How long a shim expects a crabd that is late.
-const LATE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Ends crabd and what it has pinned: as on a host where it never ran.
 fn forget_crabd() -> Result<()> {
@@ -106,12 +103,7 @@ fn a_crabd_that_comes_late_watches_those_who_gave_up_waiting() -> Result<()> {
     let sandbox = testbed.ctr().run(BUSYBOX, RunOptions::new())?;
     let turn = crab.turn_of(&sandbox, Class::None, "true")?;
     ensure!(turn.record.unobserved.is_some(), "crabd was there at once");
-    // Without another turn that would ask for it.
-    let words = format!("watching sandbox=\"default/{}\"", sandbox.id());
-    poll("it is watched", LATE_LIMIT, || {
-        let log = fs::read_to_string("/run/crab/crabd.log").context("read crabd's log")?;
-        Ok(log.contains(&words).then_some(()))
-    })?;
+    crab.wait_until_watched(&sandbox)?;
     crab.turn_of(&sandbox, Class::None, "true")?;
     let turn = crab.turn_of(&sandbox, Class::None, "true")?;
     assert_eq!(turn.record.unobserved, None);

@@ -9,7 +9,7 @@ use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, Sandbox, Testbed, sl
 use crab_store::{Class, TurnId};
 
 /// Longer than two execs take on a busy machine.
-const GAP: Duration = Duration::from_millis(1500);
+const GAP: Duration = Duration::from_secs(5);
 
 fn with_gap(client: Client, image: &str) -> Result<Sandbox> {
     let gap = format!("dev.crab.turns.merge_gap_ms={}", GAP.as_millis());

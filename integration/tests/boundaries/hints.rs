@@ -2,9 +2,14 @@
 
 //! What an agent framework says of its turns goes before what is seen.
 
+use std::{path::Path, thread, time::Duration};
+
 use anyhow::{Result, ensure};
-use crab_integration::{BUSYBOX, Crab, RunOptions, Sandbox, Testbed};
+use crab_integration::{BUSYBOX, Crab, ExecOptions, RunOptions, Sandbox, Testbed, poll};
 use crab_store::Trigger;
+
+/// For what takes a moment on a machine that is not busy.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn begin(crab: &Crab, sandbox: &Sandbox, meta: &str) -> Result<()> {
     let id = sandbox.sandbox_id();
@@ -79,9 +84,17 @@ fn a_turn_whose_agent_dies_before_its_end_ends_by_rest() -> Result<()> {
     for client in testbed.clients() {
         let timeout = ["--annotation", "dev.crab.turns.hint_timeout_ms=400"];
         let sandbox = client.run(BUSYBOX, RunOptions::new().flags(timeout))?;
+        let edit = "touch /root/begun; until test -e /root/go; do sleep 0.1; done; echo 1 >/root/a";
+        let exec = sandbox.exec_start(&["sh", "-c", edit], &ExecOptions::new())?;
+        let begun = format!("/proc/{}/root/root/begun", sandbox.pid()?);
+        poll("the exec runs", LIMIT, || {
+            Ok(Path::new(&begun).exists().then_some(()))
+        })?;
         begin(&crab, &sandbox, "tool=edit")?;
         // Longer than the timeout, with nothing that runs: an exec that goes on is no rest.
-        sandbox.sh_ok("sleep 1; echo 1 >/root/a")?;
+        thread::sleep(Duration::from_secs(1));
+        sandbox.sh_ok("touch /root/go")?;
+        exec.wait()?.ok()?;
         let record = crab.wait_for_turn(&sandbox, 1)?.record;
         assert_eq!(record.meta["tool"], "edit");
         ensure!(

@@ -158,6 +158,13 @@ impl Dumper {
     /// Kills it in the middle of a dump, and tells whether it was met there.
     fn kill(self, sandbox: &Sandbox) -> Result<bool> {
         let pages = sandbox.staging().join("pages-1.img");
+        let too_late = match self {
+            // From here on its code runs in the processes, and who kills it then may kill one of
+            // them (seen: one of 82). That is CRIU's.
+            Self::Criu => pages.clone(),
+            // Its last file; runc may end well at once.
+            Self::Runc => sandbox.staging().join("inventory.img"),
+        };
         let mut at_work = Vec::new();
         catch("a dump", LIMIT, || {
             if matches!(self, Self::Criu) || pages.exists() {
@@ -165,23 +172,18 @@ impl Dumper {
             }
             !at_work.is_empty()
         })?;
-        if matches!(self, Self::Criu) {
-            // From here on its code runs in the processes, and who kills it then may kill one of
-            // them (seen: one of 82). That is CRIU's.
+        let signal = |signal| -> Result<bool> {
+            let mut is_there = true;
             for pid in &at_work {
-                processes::signal(*pid, Signal::STOP)?;
+                is_there &= processes::signal(*pid, signal)?;
             }
-            if pages.exists() {
-                for pid in at_work {
-                    processes::signal(pid, Signal::CONT)?;
-                }
-                return Ok(false);
-            }
+            Ok(is_there)
+        };
+        if !signal(Signal::STOP)? || too_late.exists() {
+            signal(Signal::CONT)?;
+            return Ok(false);
         }
-        for pid in at_work {
-            processes::kill(pid)?;
-        }
-        Ok(true)
+        signal(Signal::KILL)
     }
 }
 
@@ -207,7 +209,7 @@ fn kill_in_a_dump(client: Client, crab: &Crab, dumper: Dumper) -> Result<()> {
         if killed {
             break turn;
         }
-        ensure!(answers < 20, "CRIU is never met before it reads memory");
+        ensure!(answers < 20, "it is never met in the middle of a dump");
     };
     let why = turn.record.degraded.clone().context("it is whole")?;
     assert!(why.starts_with("files only: "), "{why}");

@@ -13,6 +13,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crab_runtime::{
@@ -41,6 +42,15 @@ pub(crate) struct Mounted(pub(crate) PathBuf);
 impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// Ends what goes on beside a test, however that ends: a scope waits for its threads.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

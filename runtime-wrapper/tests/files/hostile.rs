@@ -10,7 +10,7 @@ use std::{
 use crab_runtime::files::{Index, StageError, Staging};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::harness::{Bench, settle, skipped};
+use crate::harness::{Bench, Over, settle, skipped};
 
 #[test]
 fn a_symlink_swapped_for_a_directory_leads_nowhere() {
@@ -26,6 +26,7 @@ fn a_symlink_swapped_for_a_directory_leads_nowhere() {
     let stop = AtomicBool::new(false);
     let (one, two) = (bench.path("upper/a/b"), bench.path("upper/a/absolute"));
     std::thread::scope(|scope| {
+        let _over = Over(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).unwrap();
@@ -54,7 +55,6 @@ fn a_symlink_swapped_for_a_directory_leads_nowhere() {
             }
         }
         println!("{whole} of 2000 scans were not torn");
-        stop.store(true, Ordering::Relaxed);
     });
 }
 
@@ -101,6 +101,7 @@ fn a_tree_that_moves_all_the_time_is_walked_and_never_wrong() {
     let stop = AtomicBool::new(false);
     let upper = bench.path("upper");
     std::thread::scope(|scope| {
+        let _over = Over(&stop);
         scope.spawn(|| {
             let mut round = 0u64;
             while !stop.load(Ordering::Relaxed) {
@@ -128,7 +129,6 @@ fn a_tree_that_moves_all_the_time_is_walked_and_never_wrong() {
                 index = captured.index;
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

@@ -19,7 +19,7 @@ use crab_runtime::files::{
 use crab_store::{ObjectReader, Tree};
 use rustix::fs::{Mode, OFlags, open};
 
-use crate::harness::{Bench, changes, list, settle, shell, skipped, tmpfs};
+use crate::harness::{Bench, Over, changes, list, settle, shell, skipped, tmpfs};
 
 fn image(one: &Path, two: &Path) {
     shell(
@@ -401,6 +401,7 @@ fn what_was_written_to_in_the_first_look_is_looked_at_in_the_second() {
         .unwrap();
     let is_over = AtomicBool::new(false);
     let first = thread::scope(|scope| {
+        let _over = Over(&is_over);
         scope.spawn(|| {
             // What it holds already.
             while !is_over.load(Ordering::Relaxed) {
@@ -411,7 +412,6 @@ fn what_was_written_to_in_the_first_look_is_looked_at_in_the_second() {
             let look = scanner.look(&one.tree, &none).unwrap();
             look.is_torn().then_some(look)
         });
-        is_over.store(true, Ordering::Relaxed);
         torn.expect("one of a thousand looks at what is written to is torn")
     });
     settle();
