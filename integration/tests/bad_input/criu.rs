@@ -138,3 +138,46 @@ fn an_init_that_cannot_be_dumped_lives_on() -> Result<()> {
     }
     Ok(())
 }
+
+/// A CRIU that is sound, but that every dump fails.
+fn that_fails() -> Result<Swapped> {
+    Swapped::wrapped(CRIU_PATH, |real| {
+        let real = real.display();
+        format!(
+            "#!/bin/sh\ncase \"$*\" in *swrk*|*dump*) echo 'no room left' >&2; exit 1;; esac\n\
+             exec {real} \"$@\"\n"
+        )
+    })
+}
+
+#[test]
+fn an_image_that_could_not_be_had_is_made_up_for_though_nothing_changes() -> Result<()> {
+    let testbed = Testbed::here()?;
+    if !testbed.driver().dumps_processes() {
+        return Ok(());
+    }
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let busy = client.run(DEBIAN, RunOptions::without_bytecode())?;
+        let counter = Counter::start(&crab, &busy, 1)?;
+        for (what, away) in [
+            ("fails", that_fails as fn() -> _),
+            ("is missing", || Swapped::hidden(CRIU_PATH)),
+        ] {
+            let away = away()?;
+            let (answer, turn) = counter.ask()?;
+            label(&turn).context(what)?;
+            drop(away);
+            // Nothing else happens to it.
+            let taken = crab.checkpoint(&busy)?;
+            ensure!(taken["degraded"].is_null(), "CRIU {what}: {taken}");
+            let whole = crab.turn_of(&busy, Class::None, "true")?;
+            ensure!(whole.record.degraded.is_none(), "CRIU {what}: {whole:?}");
+            counter.ask()?;
+            crab.rollback(&busy, whole.number())?;
+            ensure!(counter.ask()?.0 == answer + 1, "CRIU {what}");
+        }
+    }
+    Ok(())
+}

@@ -2,8 +2,10 @@
 
 //! A root that is no overlay, and a disk that is full: no checkpoints, and no harm.
 
-use anyhow::{Context, Result};
-use crab_integration::{DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed};
+use anyhow::{Context, Result, ensure};
+use crab_integration::{
+    Counter, DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed,
+};
 use crab_store::Class;
 
 use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, refuses};
@@ -83,5 +85,26 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
             "2\n4\n30000000"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn a_process_image_without_room_in_memory_goes_to_the_disk() -> Result<()> {
+    let testbed = Testbed::here()?;
+    if !testbed.driver().dumps_processes() {
+        return Ok(());
+    }
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let _memory = SmallDisk::new(12, SMALL)?;
+    let config = format!("{EACH_EXEC_A_TURN}staging_dir = \"{SMALL}/staging\"\n");
+    let _config = Swapped::with(CONFIG, &config)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(&crab, &sandbox, 48)?;
+    let (answer, turn) = counter.ask()?;
+    ensure!(turn.is_whole(), "{turn:?}");
+    counter.ask()?;
+    crab.rollback(&sandbox, turn.number())?;
+    ensure!(counter.ask()?.0 == answer + 1);
     Ok(())
 }
