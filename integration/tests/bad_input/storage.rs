@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use crab_integration::{
     Counter, DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed,
 };
-use crab_store::Class;
+use crab_store::{Class, Trigger};
 
 use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, refuses};
 
@@ -85,6 +85,35 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
             "2\n4\n30000000"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn a_turn_that_failed_is_made_up_for_with_no_other_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let (disk, _config) = small_store()?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    let script = "echo 1 >/root/f; head -c 30000000 /dev/urandom >/root/big";
+    let (said, failed) = crab.turn(&sandbox, &["sh", "-c", script])?;
+    said.ok()?;
+    ensure!(failed.failed.is_some(), "{failed:?}");
+    disk.grow(200)?;
+    // Nobody does anything any more.
+    let again = crab.wait_for_turn_after(&sandbox, Some(failed.number()))?;
+    ensure!(again.record.trigger == Trigger::Retry, "{again:?}");
+    ensure!(
+        again.is_whole() && again.class() == Class::Files,
+        "{again:?}"
+    );
+    ensure!(again.number() == failed.number() + 1, "{again:?}");
+    // What failed is told as it was.
+    let told = crab.wait_for_turn(&sandbox, failed.number())?;
+    ensure!(told.failed.is_some() && !told.published, "{told:?}");
+    sandbox.sh_ok("rm /root/f /root/big")?;
+    crab.rollback(&sandbox, again.number())?;
+    ensure!(sandbox.sh_ok("cat /root/f; wc -c </root/big")? == "1\n30000000");
     Ok(())
 }
 

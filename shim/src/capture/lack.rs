@@ -61,6 +61,12 @@ impl Lack {
 }
 
 impl Capture {
+    /// An image failed, and may well be had in a moment.
+    pub(crate) fn lacks_image_for_now(&self) -> bool {
+        let lack = self.known.lack.as_ref();
+        lack.is_some_and(|lack| lack.is_failure() && lack.tries < IN_A_ROW)
+    }
+
     /// Why an image is needed although nothing has changed, if one is lacking that may be had now.
     pub(super) fn owed_image(&mut self, asked: bool) -> Option<String> {
         let lack = self.known.lack.clone()?;

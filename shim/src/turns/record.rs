@@ -40,6 +40,15 @@ pub(super) enum Way {
     Last,
     /// Somebody asked; where nothing has changed it is no turn, and nothing is ignored.
     OnDemand,
+    /// What failed is tried again; where nothing is owed any more it is no turn.
+    Again,
+}
+
+impl Way {
+    /// Whether it is a turn whatever it needs.
+    fn is_turn(self) -> bool {
+        !matches!(self, Self::OnDemand | Self::Again)
+    }
 }
 
 impl Task {
@@ -73,7 +82,7 @@ impl Task {
                     let _in = span.entered();
                     let taken = match way {
                         Way::Initial => capture.take_initial(),
-                        Way::Turn => capture.take(false),
+                        Way::Turn | Way::Again => capture.take(false),
                         Way::Last | Way::OnDemand => capture.take(true),
                     };
                     (capture, taken)
@@ -135,7 +144,7 @@ impl Task {
             degraded: taken.degraded.clone(),
             cost: record.cost,
         };
-        if way != Way::OnDemand || taken.staged.is_some() {
+        if way.is_turn() || taken.staged.is_some() {
             history.next = history.next.max(record.turn.next());
         }
         let Some(staged) = taken.staged else {
@@ -145,12 +154,13 @@ impl Task {
             record.checkpoint = version.map(|v| v.turn);
             record.degraded = version.and_then(|v| v.degraded.clone());
             answer.degraded = record.degraded.clone();
-            if way != Way::OnDemand {
+            if way.is_turn() {
                 history.append(JournalRecord::Turn(record));
             } else {
                 // Not a turn: its number was not used.
                 answer.turn = record.checkpoint.unwrap_or(record.turn);
             }
+            self.settle_owed();
             return Ok(answer);
         };
         record.degraded = taken.degraded.clone();
@@ -174,13 +184,16 @@ impl Task {
             tmpfs_images: capture.tmpfs_images.clone(),
             staged,
         };
-        history.note(
-            record.turn,
-            Step::Captured {
-                class: record.class,
-                exit: record.exit,
-            },
-        );
+        // One that is tried again may be so in vain.
+        if way != Way::Again {
+            history.note(
+                record.turn,
+                Step::Captured {
+                    class: record.class,
+                    exit: record.exit,
+                },
+            );
+        }
         let schedule = self.schedule.clone();
         history.pending = Some(Pending {
             record,
@@ -261,6 +274,7 @@ impl Task {
                 history.append(JournalRecord::Turn(record));
                 self.tell(|status| status.checkpoint = checkpoint);
                 self.retain(bytes);
+                self.settle_owed();
                 None
             }
             Err(error) => {
@@ -270,7 +284,7 @@ impl Task {
                     error = why,
                     "checkpoint not published"
                 );
-                self.give_up(record, &why, kind_of(&error));
+                self.give_up(record, &error, kind_of(&error));
                 Some(why)
             }
         }
@@ -279,25 +293,26 @@ impl Task {
     /// A turn was not captured: because that failed, or because it was not to be waited for.
     fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
         match error.downcast_ref::<NotNow>() {
-            None => self.give_up(record, &format!("{error:#}"), kind_of(error)),
+            None => self.give_up(record, error, kind_of(error)),
             Some(NotNow::GivenUp) => {
                 let why = NotNow::GivenUp.to_string();
                 self.schedule.end(record.turn.0, End::GivenUp, &why);
-                self.give_up(record, &why, FailureKind::GivenUp);
+                self.give_up(record, error, FailureKind::GivenUp);
             }
             Some(NotNow::Merged) => {
                 let why = NotNow::Merged.to_string();
                 self.schedule.end(record.turn.0, End::Void, &why);
-                self.give_up(record, &why, FailureKind::Merged);
+                self.give_up(record, error, FailureKind::Merged);
             }
         }
     }
 
     /// A turn without a checkpoint: says so in the journal, and takes nothing for
     /// granted next time.
-    fn give_up(&mut self, mut record: TurnRecord, reason: &str, kind: FailureKind) {
+    fn give_up(&mut self, mut record: TurnRecord, error: &anyhow::Error, kind: FailureKind) {
+        let reason = format!("{error:#}");
         // If it has not been said yet.
-        self.schedule.end(record.turn.0, End::Failed, reason);
+        self.schedule.end(record.turn.0, End::Failed, &reason);
         let Ok(history) = &mut self.history else {
             return;
         };
@@ -309,6 +324,10 @@ impl Task {
             capture.forget(holds_processes);
         }
         let turn = record.turn;
+        if record.trigger == Trigger::Retry {
+            self.tried_in_vain(turn, error);
+            return;
+        }
         // Not every way to a record has taken its number yet.
         history.next = history.next.max(TurnId(turn.0 + 1));
         record.checkpoint = None;
@@ -317,9 +336,12 @@ impl Task {
         history.append(JournalRecord::CaptureFailed(CaptureFailed {
             at_ms: unix_ms(SystemTime::now()),
             turn,
-            reason: reason.into(),
+            reason,
             kind,
         }));
+        if kind != FailureKind::Merged {
+            self.owe();
+        }
     }
 
     pub(super) async fn checkpoint(&mut self) -> Result<Checkpointed> {

@@ -22,6 +22,7 @@ use tokio::{
 
 use super::{
     Message, Meta, Status,
+    again::Again,
     closing::{Closing, Early},
     inside::Inside,
     quiescence::{Before, Progress},
@@ -175,6 +176,8 @@ pub(super) struct Task {
     pub(super) at_rest: Option<Progress>,
     /// An agent that runs inside, told by nobody.
     pub(super) inside: Option<Inside>,
+    /// The newest state is no checkpoint, or lacks something: when that is tried again.
+    pub(super) again: Option<Again>,
     /// The commands of the execs that live.
     pub(super) commands: HashMap<String, String>,
     /// A look that does not come back: no other is begun.
@@ -216,6 +219,7 @@ impl Task {
             watching: None,
             at_rest: None,
             inside: None,
+            again: None,
             commands: HashMap::new(),
             stuck: None,
             unrecorded: None,
@@ -274,7 +278,8 @@ impl Task {
         let closing = self.closing.as_ref().map(|closing| closing.until);
         let watching = self.watching.as_ref().map(|watching| watching.next);
         let inside = self.inside.as_ref().map(|inside| inside.next);
-        closing.into_iter().chain(watching).chain(inside).min()
+        let all = [closing, watching, inside, self.owed_at()];
+        all.into_iter().flatten().min()
     }
 
     async fn on_time(&mut self) {
@@ -287,6 +292,9 @@ impl Task {
         }
         if self.inside.as_ref().is_some_and(|it| it.next <= now) {
             self.look_inside().await;
+        }
+        if self.owed_at().is_some_and(|at| at <= now) {
+            self.try_again().await;
         }
     }
 
