@@ -4,11 +4,11 @@
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
-    Counter, DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed,
+    Counter, DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed, poll,
 };
 use crab_store::{Class, Trigger};
 
-use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, refuses};
+use crate::{CONFIG, FAILED, LIMIT, REFUSED, lines_of_turns, lives, refuses};
 
 /// A store of its own on a small disk, for sandboxes that start while it lasts.
 fn small_store() -> Result<(SmallDisk, Swapped)> {
@@ -114,6 +114,49 @@ fn a_turn_that_failed_is_made_up_for_with_no_other_turn() -> Result<()> {
     sandbox.sh_ok("rm /root/f /root/big")?;
     crab.rollback(&sandbox, again.number())?;
     ensure!(sandbox.sh_ok("cat /root/f; wc -c </root/big")? == "1\n30000000");
+    Ok(())
+}
+
+#[test]
+fn a_container_made_while_the_disk_was_full_has_checkpoints_once_it_is_not() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    for client in testbed.clients() {
+        let (disk, _config) = small_store()?;
+        disk.fill_but(0)?;
+        let sandbox = client.run(DEBIAN, RunOptions::new())?;
+        sandbox.sh_ok("echo 1 >/root/f")?;
+        let row = crab.ps_of(&sandbox)?;
+        let why = row.note.context("nothing is said of it")?;
+        ensure!(why.to_lowercase().contains("no space"), "{why}");
+        disk.free()?;
+        poll("it has a checkpoint", LIMIT, || {
+            // Until it has a history there are no turns to be told.
+            let turns = crab.turns(&sandbox).map(|all| all.turns);
+            let first = turns.is_ok_and(|turns| turns.iter().any(|turn| turn.published));
+            Ok(first.then_some(()))
+        })?;
+        let first = crab.wait_for_turn(&sandbox, 0)?;
+        ensure!(first.record.trigger == Trigger::Start, "{first:?}");
+        crab.turn_of(&sandbox, Class::Files, "echo 2 >/root/f")?;
+        crab.turn_of(&sandbox, Class::None, "cat /root/f")?;
+        crab.rollback(&sandbox, 0)?;
+        ensure!(sandbox.sh_ok("cat /root/f")? == "1");
+
+        // Nobody has to wait for it who asks.
+        disk.fill_but(0)?;
+        let sandbox = client.run(DEBIAN, RunOptions::new())?;
+        refuses(
+            &crab,
+            &["checkpoint", &sandbox.sandbox_id()],
+            REFUSED,
+            &["space"],
+        )?;
+        disk.free()?;
+        ensure!(crab.checkpoint(&sandbox)?["class"] == "none");
+        ensure!(crab.wait_for_turn(&sandbox, 0)?.published);
+    }
     Ok(())
 }
 

@@ -83,18 +83,20 @@ impl Task {
             self.again = None;
             return;
         }
+        // Neither what has not begun, nor what its client holds still.
+        if !matches!(phase, Ok(Phase::Running(_))) || self.beginning.is_some() {
+            self.owe();
+            return;
+        }
         let Ok(history) = &self.history else {
-            self.again = None;
+            if let Err(error) = self.open_again().await {
+                tracing::info!(error = %format!("{error:#}"), "no history yet");
+            }
             return;
         };
         // A capture that panicked is not there any more.
         if history.capture.is_none() && self.early.is_none() {
             self.again = None;
-            return;
-        }
-        // Neither what has not begun, nor what its client holds still.
-        if !matches!(phase, Ok(Phase::Running(_))) || self.beginning.is_some() {
-            self.owe();
             return;
         }
         let open = Open::new(history.next, Trigger::Retry, String::new(), Duration::ZERO);

@@ -19,13 +19,14 @@
 //!
 //! A container without checkpoints (a root on a file system that tells too little, a store that cannot
 //! be written) has this task too: it lets every exec through, and gives the reason
-//! to whoever asks.
+//! to whoever asks. See [`late`].
 
 mod again;
 mod begin;
 mod closing;
 mod hint;
 mod inside;
+mod late;
 mod life;
 mod quiescence;
 mod record;

@@ -345,6 +345,9 @@ impl Task {
     }
 
     pub(super) async fn checkpoint(&mut self) -> Result<Checkpointed> {
+        if self.late.is_some() {
+            self.try_again().await;
+        }
         self.history()?;
         let open = self.manual_open().context("the sandbox has not begun")?;
         let mut answer = self.boundary(open, Way::OnDemand).await?;

@@ -25,6 +25,7 @@ use super::{
     again::Again,
     closing::{Closing, Early},
     inside::Inside,
+    late::Late,
     quiescence::{Before, Progress},
     retention::Removals,
     stdin::{Watching, ticks_since_boot},
@@ -178,6 +179,8 @@ pub(super) struct Task {
     pub(super) inside: Option<Inside>,
     /// The newest state is no checkpoint, or lacks something: when that is tried again.
     pub(super) again: Option<Again>,
+    /// What a history needs that could not be opened yet.
+    pub(super) late: Option<Late>,
     /// The commands of the execs that live.
     pub(super) commands: HashMap<String, String>,
     /// A look that does not come back: no other is begun.
@@ -220,6 +223,7 @@ impl Task {
             at_rest: None,
             inside: None,
             again: None,
+            late: None,
             commands: HashMap::new(),
             stuck: None,
             unrecorded: None,
