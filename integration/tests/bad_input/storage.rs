@@ -99,6 +99,14 @@ fn a_turn_that_failed_is_made_up_for_with_no_other_turn() -> Result<()> {
     let (said, failed) = crab.turn(&sandbox, &["sh", "-c", script])?;
     said.ok()?;
     ensure!(failed.failed.is_some(), "{failed:?}");
+    let told = crab
+        .run(&["events", &sandbox.sandbox_id(), "--json"])?
+        .ok()?;
+    ensure!(
+        told.stdout.contains("\"kind\":\"no-space\""),
+        "{}",
+        told.stdout
+    );
     disk.grow(200)?;
     // Nobody does anything any more.
     let again = crab.wait_for_turn_after(&sandbox, Some(failed.number()))?;

@@ -11,12 +11,17 @@
 //! the turn that failed stays as it is, and what a try captures is on record with a number of its
 //! own. A try in vain is not written down, which a full disk would not bear.
 //!
+//! A disk that was full is left alone until it has more room: a try in vain would fill it once more.
 //! A sandbox for which nothing is owed is not looked at. A failed process image is tried for a few
 //! times only ([`crate::capture`]): each time the sandbox stands still.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use crab_store::{Trigger, TurnId, WriteError};
+use rustix::fs::statvfs;
 
 use super::{
     record::Way,
@@ -33,6 +38,32 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Again {
     pub(super) at: Instant,
     pause: Duration,
+    /// What it takes, if the last one failed for want of room.
+    room: Option<Room>,
+}
+
+/// The room that was lacking in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Room {
+    /// Bytes that surely suffice.
+    needed: u64,
+    /// How many were free when that was not enough.
+    free: u64,
+}
+
+/// How much more room makes another try worth it, in bytes.
+const MORE: u64 = 1 << 20;
+
+impl Room {
+    /// Whether it may be enough now that so much is free.
+    fn may_do(self, free: u64) -> bool {
+        free >= self.needed || free >= self.free.saturating_add(MORE)
+    }
+}
+
+/// How many bytes are free there; if that is not known, it has to be tried.
+fn free(store: &Path) -> u64 {
+    statvfs(store).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 impl Again {
@@ -42,6 +73,7 @@ impl Again {
         Self {
             at: now + pause,
             pause,
+            room: None,
         }
     }
 }
@@ -50,6 +82,14 @@ impl Task {
     /// Something is owed from now on, or still.
     pub(super) fn owe(&mut self) {
         self.again = Some(Again::after(self.again, Instant::now()));
+    }
+
+    /// It is owed for want of room in the store, where so many bytes surely suffice.
+    pub(super) fn owe_until_room(&mut self, needed: u64) {
+        let free = free(&self.container.config.store);
+        if let Some(again) = &mut self.again {
+            again.room = Some(Room { needed, free });
+        }
     }
 
     /// The newest state is a checkpoint; if that lacks an image which may be had soon, it is owed.
@@ -94,6 +134,14 @@ impl Task {
             }
             return;
         };
+        let room = self.again.and_then(|again| again.room);
+        if room.is_some_and(|room| !room.may_do(free(&self.container.config.store))) {
+            self.owe();
+            if let Some(again) = &mut self.again {
+                again.room = room;
+            }
+            return;
+        }
         // A capture that panicked is not there any more.
         if history.capture.is_none() && self.early.is_none() {
             self.again = None;
@@ -124,6 +172,22 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_tried_when_it_has_more_room() {
+        let room = Room {
+            needed: 30 * MORE,
+            free: 9 * MORE,
+        };
+        assert!(!room.may_do(0) && !room.may_do(9 * MORE));
+        assert!(room.may_do(10 * MORE), "it may be compressed");
+        let nearly = Room {
+            needed: 9 * MORE,
+            ..room
+        };
+        assert!(nearly.may_do(9 * MORE), "others have made room meanwhile");
+        assert!(room.may_do(free(Path::new("/no/such/store"))));
+    }
 
     #[test]
     fn pauses_double_up_to_a_minute() {

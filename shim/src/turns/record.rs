@@ -11,8 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use crab_runtime::{criu::ImageError, files::PersistError};
 use crab_store::{
     CaptureFailed, Class, Cost, FailureKind, JournalRecord, Step, Trigger, TurnId, TurnRecord,
+    WriteError,
 };
 
 use tracing::Instrument;
@@ -205,6 +207,7 @@ impl Task {
                 .in_current_span(),
             ),
             started: Instant::now(),
+            bytes,
         });
         Ok(answer)
     }
@@ -284,7 +287,11 @@ impl Task {
                     error = why,
                     "checkpoint not published"
                 );
-                self.give_up(record, &error, kind_of(&error));
+                let kind = kind_of(&error);
+                self.give_up(record, &error, kind);
+                if kind == FailureKind::NoSpace {
+                    self.owe_until_room(pending.bytes);
+                }
                 Some(why)
             }
         }
@@ -293,7 +300,14 @@ impl Task {
     /// A turn was not captured: because that failed, or because it was not to be waited for.
     fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
         match error.downcast_ref::<NotNow>() {
-            None => self.give_up(record, error, kind_of(error)),
+            None => {
+                let kind = kind_of(error);
+                self.give_up(record, error, kind);
+                if kind == FailureKind::NoSpace {
+                    // How much is not known.
+                    self.owe_until_room(u64::MAX);
+                }
+            }
             Some(NotNow::GivenUp) => {
                 let why = NotNow::GivenUp.to_string();
                 self.schedule.end(record.turn.0, End::GivenUp, &why);
@@ -374,18 +388,29 @@ impl Task {
 
 /// What of the kinds that programs want to know a failure is.
 fn kind_of(error: &anyhow::Error) -> FailureKind {
-    // Of the store's, or of the directory for what is staged.
+    // The store's, or the directory for what is staged.
     let is_full = |cause: &(dyn std::error::Error + 'static)| {
         let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(
             io,
             Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        )
+        ) || refused_by_store(cause).is_some_and(WriteError::is_no_space)
     };
     match error.chain().any(is_full) {
         true => FailureKind::NoSpace,
         false => FailureKind::Other,
     }
+}
+
+/// What the store said, be it in the words of whoever wrote to it: those are no cause of theirs.
+fn refused_by_store<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a WriteError> {
+    if let Some(PersistError::Store(refused)) = cause.downcast_ref() {
+        return Some(refused);
+    }
+    if let Some(ImageError::Write(refused)) = cause.downcast_ref() {
+        return Some(refused);
+    }
+    cause.downcast_ref()
 }
 
 /// As what a checkpoint is scheduled.
@@ -394,5 +419,36 @@ fn job_class(class: Class) -> crab_schedule::Class {
         Class::None | Class::Files => crab_schedule::Class::Files,
         Class::Processes => crab_schedule::Class::Processes,
         Class::Full => crab_schedule::Class::Full,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// What a pack says that is written to a full disk.
+    fn full() -> WriteError {
+        let error = io::Write::write(&mut File::create("/dev/full").unwrap(), b"x");
+        WriteError::NoSpace(crab_store::FileError {
+            verb: "write",
+            path: "/dev/full".into(),
+            cause: error.unwrap_err(),
+        })
+    }
+
+    #[test]
+    fn a_full_disk_is_known_whoever_tells_of_it() {
+        for error in [
+            anyhow::Error::from(full()),
+            PersistError::from(full()).into(),
+            ImageError::from(full()).into(),
+            anyhow::Error::from(io::Error::from(io::ErrorKind::QuotaExceeded)).context("stage"),
+        ] {
+            assert_eq!(kind_of(&error), FailureKind::NoSpace, "{error:#}");
+        }
+        let torn = PersistError::Torn { path: "f".into() };
+        assert_eq!(kind_of(&torn.into()), FailureKind::Other);
     }
 }

@@ -151,6 +151,8 @@ pub(super) struct Pending {
     pub(super) record: TurnRecord,
     pub(super) task: JoinHandle<Result<Published>>,
     pub(super) started: Instant,
+    /// How much is to be stored.
+    pub(super) bytes: u64,
 }
 
 /// A watch that is about to begin, and the counters then.
