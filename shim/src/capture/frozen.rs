@@ -189,7 +189,8 @@ impl Capture {
             // nothing of the sandbox can have run since.
             self.known.references = stopped.references_by_process();
             let before = self.known.lack.take();
-            let lacking = |cause| Lack::after(before, cause, Instant::now());
+            let took = capture.elapsed();
+            let lacking = |cause| Lack::after(before, cause, Instant::now(), took);
             self.known.lack = half.lacks.map(lacking);
             base = watched.then(|| self.effects_now()).flatten();
         }
