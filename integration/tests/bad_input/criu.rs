@@ -2,11 +2,13 @@
 
 //! A CRIU that is missing or of no use: files are saved, and turns are labelled.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
     BUSYBOX, Counter, DEBIAN, RunOptions, Swapped, Testbed, Turn, processes::CRIU_PATH,
 };
-use crab_store::Class;
+use crab_store::{Class, Trigger};
 
 use crate::{lines_of_turns, lives};
 
@@ -139,12 +141,17 @@ fn an_init_that_cannot_be_dumped_lives_on() -> Result<()> {
     Ok(())
 }
 
-/// A CRIU that is sound, but that every dump fails.
+/// How often CRIU fails from now on.
+const FAILS: &str = "/run/criu-fails";
+
+/// A CRIU that is sound, and fails as often as it is told to.
 fn that_fails() -> Result<Swapped> {
     Swapped::wrapped(CRIU_PATH, |real| {
         let real = real.display();
         format!(
-            "#!/bin/sh\ncase \"$*\" in *swrk*|*dump*) echo 'no room left' >&2; exit 1;; esac\n\
+            "#!/bin/sh\ncase \"$*\" in *swrk*|*dump*)\n\
+             n=$(cat {FAILS} 2>/dev/null || echo 0)\n\
+             if [ $n -gt 0 ]; then echo $((n - 1)) >{FAILS}; exit 1; fi;; esac\n\
              exec {real} \"$@\"\n"
         )
     })
@@ -158,26 +165,36 @@ fn an_image_that_could_not_be_had_is_made_up_for_though_nothing_changes() -> Res
     }
     let _alone = testbed.alone();
     let crab = testbed.crab();
-    for client in testbed.clients() {
-        let busy = client.run(DEBIAN, RunOptions::without_bytecode())?;
-        let counter = Counter::start(&crab, &busy, 1)?;
-        for (what, away) in [
-            ("fails", that_fails as fn() -> _),
-            ("is missing", || Swapped::hidden(CRIU_PATH)),
-        ] {
-            let away = away()?;
-            let (answer, turn) = counter.ask()?;
-            label(&turn).context(what)?;
-            drop(away);
-            // Nothing else happens to it.
-            let taken = crab.checkpoint(&busy)?;
-            ensure!(taken["degraded"].is_null(), "CRIU {what}: {taken}");
-            let whole = crab.turn_of(&busy, Class::None, "true")?;
-            ensure!(whole.record.degraded.is_none(), "CRIU {what}: {whole:?}");
-            counter.ask()?;
-            crab.rollback(&busy, whole.number())?;
-            ensure!(counter.ask()?.0 == answer + 1, "CRIU {what}");
-        }
-    }
+    let criu = that_fails()?;
+    let busy = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
+    let counter = Counter::start(&crab, &busy, 1)?;
+    // Asked directly, and then through the runtime.
+    fs::write(FAILS, "2")?;
+    let (answer, turn) = counter.ask()?;
+    label(&turn)?;
+    // Nobody does anything any more.
+    let whole = crab.wait_for_turn_after(&busy, Some(turn.number()))?;
+    ensure!(whole.record.trigger == Trigger::Retry, "{whole:?}");
+    ensure!(
+        whole.is_whole() && whole.class() == Class::Processes,
+        "{whole:?}"
+    );
+    counter.ask()?;
+    crab.rollback(&busy, whole.number())?;
+    ensure!(counter.ask()?.0 == answer + 1);
+
+    // The same where something was in the way, for whoever asks.
+    drop(criu);
+    fs::remove_file(FAILS)?;
+    let away = Swapped::hidden(CRIU_PATH)?;
+    label(&counter.ask()?.1)?;
+    drop(away);
+    let taken = crab.checkpoint(&busy)?;
+    ensure!(taken["degraded"].is_null(), "{taken}");
+    let whole = crab.turn_of(&busy, Class::None, "true")?;
+    ensure!(whole.record.degraded.is_none(), "{whole:?}");
+    counter.ask()?;
+    crab.rollback(&busy, whole.number())?;
+    ensure!(counter.ask()?.0 == answer + 3);
     Ok(())
 }

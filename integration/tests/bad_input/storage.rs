@@ -130,41 +130,39 @@ fn a_container_made_while_the_disk_was_full_has_checkpoints_once_it_is_not() -> 
     let testbed = Testbed::here()?;
     let _alone = testbed.alone();
     let crab = testbed.crab();
-    for client in testbed.clients() {
-        let (disk, _config) = small_store()?;
-        disk.fill_but(0)?;
-        let sandbox = client.run(DEBIAN, RunOptions::new())?;
-        sandbox.sh_ok("echo 1 >/root/f")?;
-        let row = crab.ps_of(&sandbox)?;
-        let why = row.note.context("nothing is said of it")?;
-        ensure!(why.to_lowercase().contains("no space"), "{why}");
-        disk.free()?;
-        poll("it has a checkpoint", LIMIT, || {
-            // Until it has a history there are no turns to be told.
-            let turns = crab.turns(&sandbox).map(|all| all.turns);
-            let first = turns.is_ok_and(|turns| turns.iter().any(|turn| turn.published));
-            Ok(first.then_some(()))
-        })?;
-        let first = crab.wait_for_turn(&sandbox, 0)?;
-        ensure!(first.record.trigger == Trigger::Start, "{first:?}");
-        crab.turn_of(&sandbox, Class::Files, "echo 2 >/root/f")?;
-        crab.turn_of(&sandbox, Class::None, "cat /root/f")?;
-        crab.rollback(&sandbox, 0)?;
-        ensure!(sandbox.sh_ok("cat /root/f")? == "1");
+    let (disk, _config) = small_store()?;
+    disk.fill_but(0)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    sandbox.sh_ok("echo 1 >/root/f")?;
+    let row = crab.ps_of(&sandbox)?;
+    let why = row.note.context("nothing is said of it")?;
+    ensure!(why.to_lowercase().contains("no space"), "{why}");
+    disk.free()?;
+    poll("it has a checkpoint", LIMIT, || {
+        // Until it has a history there are no turns to be told.
+        let turns = crab.turns(&sandbox).map(|all| all.turns);
+        let first = turns.is_ok_and(|turns| turns.iter().any(|turn| turn.published));
+        Ok(first.then_some(()))
+    })?;
+    let first = crab.wait_for_turn(&sandbox, 0)?;
+    ensure!(first.record.trigger == Trigger::Start, "{first:?}");
+    crab.turn_of(&sandbox, Class::Files, "echo 2 >/root/f")?;
+    crab.turn_of(&sandbox, Class::None, "cat /root/f")?;
+    crab.rollback(&sandbox, 0)?;
+    ensure!(sandbox.sh_ok("cat /root/f")? == "1");
 
-        // Nobody has to wait for it who asks.
-        disk.fill_but(0)?;
-        let sandbox = client.run(DEBIAN, RunOptions::new())?;
-        refuses(
-            &crab,
-            &["checkpoint", &sandbox.sandbox_id()],
-            REFUSED,
-            &["space"],
-        )?;
-        disk.free()?;
-        ensure!(crab.checkpoint(&sandbox)?["class"] == "none");
-        ensure!(crab.wait_for_turn(&sandbox, 0)?.published);
-    }
+    // Nobody has to wait for it who asks.
+    disk.fill_but(0)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    refuses(
+        &crab,
+        &["checkpoint", &sandbox.sandbox_id()],
+        REFUSED,
+        &["space"],
+    )?;
+    disk.free()?;
+    ensure!(crab.checkpoint(&sandbox)?["class"] == "none");
+    ensure!(crab.wait_for_turn(&sandbox, 0)?.published);
     Ok(())
 }
 
