@@ -218,7 +218,7 @@ pub const SETTINGS: &[Setting] = &[
             min: 16 << 20,
             max: i64::MAX as u64,
         },
-        what: "How much of it one sandbox may use. A process image that may be larger goes to a directory of the store instead.",
+        what: "How much of it one sandbox may use. A process image that may be larger, or for which it has no room, goes to a directory of the store instead.",
         otherwise: "",
         per_sandbox: PerSandbox::No,
         field: Field::Number(|config| &mut config.checkpoints.staging_bytes),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use crab_store::{Class, JournalRecord, TurnId, TurnRecord};
+use crab_store::{Class, JournalRecord, Trigger, TurnId, TurnRecord};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -319,7 +319,10 @@ impl Crab {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis() as u64;
         let said = sandbox.exec(args)?;
         let what = format!("the turn of {} is recorded", said.command);
-        let turn = self.wait(sandbox, &what, |found| found.record.began_ms >= now)?;
+        let turn = self.wait(sandbox, &what, |found| {
+            // What is tried again may come in between.
+            found.record.began_ms >= now && found.record.trigger != Trigger::Retry
+        })?;
         Ok((said, turn))
     }
 

@@ -5,7 +5,10 @@
 //! history. One with another layer under the same name is another sandbox: the
 //! older history is kept under a name of its own. A wish to be restored
 //! (`crab restore`) is granted here, and files that an interrupted rollback left are put
-//! back, before anything of the container runs.
+//! back, before anything of the container runs. One that cannot be opened then may be so while
+//! the container runs: [`late`].
+
+mod late;
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +26,7 @@ use crab_store::{
     layer_of,
 };
 
+pub(crate) use self::late::{Without, reopen};
 use crate::{
     drift,
     pipes::{self, SharedPipe, announce},
@@ -77,7 +81,9 @@ pub(crate) struct Beginning {
     /// CRIU images to restore from, instead of starting the program.
     pub(crate) images: Option<Images>,
     /// Where history is written; nothing if no checkpoint can be taken.
-    pub(crate) ledger: Result<Ledger, String>,
+    pub(crate) ledger: Result<Ledger, Without>,
+    /// What the container's root was mounted from.
+    pub(crate) mounts: Vec<MountRequest>,
 }
 
 /// What is needed to write a sandbox's history.
@@ -106,14 +112,43 @@ pub(crate) fn open(
     client: Option<&Path>,
 ) -> Result<Beginning> {
     let mut request = None;
-    let mut beginning = match begin(container, mounts, client, &mut request) {
-        Err(error) if request.is_none() => without(format!("no checkpoints: {error:#}")),
-        begun => begun?,
+    let (ledger, mut images) = match begin(container, mounts, client, &mut request) {
+        Ok((ledger, images)) => (ledger, images),
+        Err(error) if request.is_none() => (Err(Without::because(&error)), None),
+        Err(error) => return Err(error),
     };
-    if let Some(images) = client {
-        beginning.images = Some(Images::of_client(container, images)?);
+    if let Some(client) = client {
+        images = Some(Images::of_client(container, client)?);
     }
-    Ok(beginning)
+    Ok(Beginning {
+        images,
+        ledger,
+        mounts: mounts.to_vec(),
+    })
+}
+
+/// Keeps the history of another container that had the name.
+fn retire(container: &Container, store: &Store, patience: Duration) -> Result<()> {
+    let kept = store.retire_within(&container.id, patience)?;
+    tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
+    Ok(())
+}
+
+/// Says in the history whose it is, and finds out how that began.
+fn claim(
+    container: &Container,
+    writer: &SandboxWriter,
+    root: &RootFs,
+    upper: String,
+    mounts: &[MountRequest],
+) -> Result<()> {
+    writer.set_meta(&meta(container, root, upper, mounts))?;
+    let began = writer.store().journal()?.records.into_iter().next();
+    // Without the checkpoint, it is what an import that was killed has left.
+    let begins_with_one = writer.store().manifest(TurnId(0))?.is_some();
+    let is_copy = matches!(began, Some(JournalRecord::Fork(_))) && begins_with_one;
+    let _ = container.is_copy.set(is_copy);
+    Ok(())
 }
 
 fn begin(
@@ -121,7 +156,7 @@ fn begin(
     mounts: &[MountRequest],
     client: Option<&Path>,
     request: &mut Option<RestoreRequest>,
-) -> Result<Beginning> {
+) -> Result<(Result<Ledger, Without>, Option<Images>)> {
     let config = &container.config;
     if !config.checkpoints.enabled {
         let by = if container.host.config.checkpoints.enabled {
@@ -153,18 +188,12 @@ fn begin(
             );
         }
         if request.is_none() && belongs_to_another(&sandbox, &upper) {
-            let kept = store.retire_within(&container.id, LOCKED)?;
-            tracing::info!(sandbox = %container.id, %kept, "another container had this name; its history is kept");
+            retire(container, &store, LOCKED)?;
         }
     }
     // A removal in the history of a sandbox that was gone (`crab gc`), or a repair, ends early.
     let writer = store.writer_within(&container.id, LOCKED)?;
-    writer.set_meta(&meta(container, &root, upper, mounts))?;
-    let began = writer.store().journal()?.records.into_iter().next();
-    // Without the checkpoint, it is what an import that was killed has left.
-    let begins_with_one = writer.store().manifest(TurnId(0))?.is_some();
-    let is_copy = matches!(began, Some(JournalRecord::Fork(_))) && begins_with_one;
-    let _ = container.is_copy.set(is_copy);
+    claim(container, &writer, &root, upper, mounts)?;
     let mut images = None;
     let restored = match *request {
         Some(request) => {
@@ -190,21 +219,16 @@ fn begin(
     writer.store().end_rollback()?;
     // The superblock is another if the root was mounted again.
     let root = RootFs::find(container.bundle.rootfs())?;
-    Ok(Beginning {
-        images,
-        ledger: Ok(Ledger {
-            writer,
-            root,
-            restored,
-        }),
-    })
+    let ledger = Ledger {
+        writer,
+        root,
+        restored,
+    };
+    Ok((Ok(ledger), images))
 }
 
-fn without(reason: impl Into<String>) -> Beginning {
-    Beginning {
-        images: None,
-        ledger: Err(reason.into()),
-    }
+fn without(reason: impl Into<String>) -> (Result<Ledger, Without>, Option<Images>) {
+    (Err(Without::for_good(reason)), None)
 }
 
 fn belongs_to_another(sandbox: &SandboxStore, upper: &str) -> bool {

@@ -78,7 +78,7 @@ pub(crate) fn life(records: &[JournalRecord], published: &BTreeSet<TurnId>) -> L
                     began,
                     lost: Some(lost),
                 },
-            ) if turn.turn > began.turn && turn.trigger != Trigger::Start => lost.unused = false,
+            ) if turn.turn > began.turn && is_use(turn.trigger) => lost.unused = false,
             // One that is not over yet. That of the next start may come before its beginning.
             (
                 JournalRecord::Step(StepRecord {
@@ -90,13 +90,18 @@ pub(crate) fn life(records: &[JournalRecord], published: &BTreeSet<TurnId>) -> L
                     began,
                     lost: Some(lost),
                 },
-            ) if *turn > began.turn && *trigger != Trigger::Start => lost.unused = false,
+            ) if *turn > began.turn && is_use(*trigger) => lost.unused = false,
             // Whoever rolls back sees what there is.
             (JournalRecord::Rollback(_), Life::Open { lost, .. }) => *lost = None,
             _ => {}
         }
     }
     life
+}
+
+/// Whether somebody has done something with the sandbox, or asked something of it.
+fn is_use(trigger: Trigger) -> bool {
+    !matches!(trigger, Trigger::Start | Trigger::Retry)
 }
 
 /// The checkpoint that held before the turn with which a sandbox was started anew. That turn may be
@@ -238,13 +243,20 @@ mod tests {
         let mut records = vec![began(0, true), turn(0), turn(1), turn(2)];
         records.extend([start(3), start(4)].concat());
         assert_eq!(lost(&of(&records)), Some((Some(2), true)));
+        // Its state is kept by nobody's wish.
+        let mut again = turn(5);
+        if let JournalRecord::Turn(record) = &mut again {
+            record.trigger = Trigger::Retry;
+        }
+        records.push(again);
+        assert_eq!(lost(&of(&records)), Some((Some(2), true)));
         // An agent is at work, in a turn that is not over.
-        records.push(opened(5, Trigger::Exec));
+        records.push(opened(6, Trigger::Exec));
         assert_eq!(lost(&of(&records)), Some((Some(2), false)));
         // Then that is what is lost next.
-        records.push(turn(5));
-        records.extend(start(6));
-        assert_eq!(lost(&of(&records)), Some((Some(5), true)));
+        records.push(turn(6));
+        records.extend(start(7));
+        assert_eq!(lost(&of(&records)), Some((Some(6), true)));
     }
 
     #[test]

@@ -160,6 +160,8 @@ pub enum Trigger {
     Manual,
     /// The sandbox began as a copy of another: turn 0.
     Fork,
+    /// Nobody: what an earlier turn's capture or publication failed to keep was tried for again.
+    Retry,
     /// One that this version does not know.
     #[serde(other)]
     Other,
@@ -176,6 +178,7 @@ impl Trigger {
             Self::Inside => "inside",
             Self::Manual => "manual",
             Self::Fork => "fork",
+            Self::Retry => "retry",
             Self::Other => "other",
         }
     }

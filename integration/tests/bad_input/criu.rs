@@ -2,11 +2,13 @@
 
 //! A CRIU that is missing or of no use: files are saved, and turns are labelled.
 
+use std::fs;
+
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
     BUSYBOX, Counter, DEBIAN, RunOptions, Swapped, Testbed, Turn, processes::CRIU_PATH,
 };
-use crab_store::Class;
+use crab_store::{Class, Trigger};
 
 use crate::{lines_of_turns, lives};
 
@@ -136,5 +138,63 @@ fn an_init_that_cannot_be_dumped_lives_on() -> Result<()> {
         assert_eq!(sandbox.sh_ok("cat /root/f")?, "1");
         lives(&sandbox)?;
     }
+    Ok(())
+}
+
+/// How often CRIU fails from now on.
+const FAILS: &str = "/run/criu-fails";
+
+/// A CRIU that is sound, and fails as often as it is told to.
+fn that_fails() -> Result<Swapped> {
+    Swapped::wrapped(CRIU_PATH, |real| {
+        let real = real.display();
+        format!(
+            "#!/bin/sh\ncase \"$*\" in *swrk*|*dump*)\n\
+             n=$(cat {FAILS} 2>/dev/null || echo 0)\n\
+             if [ $n -gt 0 ]; then echo $((n - 1)) >{FAILS}; exit 1; fi;; esac\n\
+             exec {real} \"$@\"\n"
+        )
+    })
+}
+
+#[test]
+fn an_image_that_could_not_be_had_is_made_up_for_though_nothing_changes() -> Result<()> {
+    let testbed = Testbed::here()?;
+    if !testbed.driver().dumps_processes() {
+        return Ok(());
+    }
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let criu = that_fails()?;
+    let busy = testbed.ctr().run(DEBIAN, RunOptions::without_bytecode())?;
+    let counter = Counter::start(&crab, &busy, 1)?;
+    // Asked directly, and then through the runtime.
+    fs::write(FAILS, "2")?;
+    let (answer, turn) = counter.ask()?;
+    label(&turn)?;
+    // Nobody does anything any more.
+    let whole = crab.wait_for_turn_after(&busy, Some(turn.number()))?;
+    ensure!(whole.record.trigger == Trigger::Retry, "{whole:?}");
+    ensure!(
+        whole.is_whole() && whole.class() == Class::Processes,
+        "{whole:?}"
+    );
+    counter.ask()?;
+    crab.rollback(&busy, whole.number())?;
+    ensure!(counter.ask()?.0 == answer + 1);
+
+    // The same where something was in the way, for whoever asks.
+    drop(criu);
+    fs::remove_file(FAILS)?;
+    let away = Swapped::hidden(CRIU_PATH)?;
+    label(&counter.ask()?.1)?;
+    drop(away);
+    let taken = crab.checkpoint(&busy)?;
+    ensure!(taken["degraded"].is_null(), "{taken}");
+    let whole = crab.turn_of(&busy, Class::None, "true")?;
+    ensure!(whole.record.degraded.is_none(), "{whole:?}");
+    counter.ask()?;
+    crab.rollback(&busy, whole.number())?;
+    ensure!(counter.ask()?.0 == answer + 3);
     Ok(())
 }

@@ -2,11 +2,13 @@
 
 //! A root that is no overlay, and a disk that is full: no checkpoints, and no harm.
 
-use anyhow::{Context, Result};
-use crab_integration::{DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed};
-use crab_store::Class;
+use anyhow::{Context, Result, ensure};
+use crab_integration::{
+    Counter, DEBIAN, EACH_EXEC_A_TURN, RunOptions, SmallDisk, Swapped, Testbed, poll,
+};
+use crab_store::{Class, Trigger};
 
-use crate::{CONFIG, FAILED, REFUSED, lines_of_turns, lives, refuses};
+use crate::{CONFIG, FAILED, LIMIT, REFUSED, lines_of_turns, lives, refuses};
 
 /// A store of its own on a small disk, for sandboxes that start while it lasts.
 fn small_store() -> Result<(SmallDisk, Swapped)> {
@@ -83,5 +85,104 @@ fn a_full_disk_stops_checkpoints_and_nothing_else() -> Result<()> {
             "2\n4\n30000000"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn a_turn_that_failed_is_made_up_for_with_no_other_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let (disk, _config) = small_store()?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    let script = "echo 1 >/root/f; head -c 30000000 /dev/urandom >/root/big";
+    let (said, failed) = crab.turn(&sandbox, &["sh", "-c", script])?;
+    said.ok()?;
+    ensure!(failed.failed.is_some(), "{failed:?}");
+    let told = crab
+        .run(&["events", &sandbox.sandbox_id(), "--json"])?
+        .ok()?;
+    ensure!(
+        told.stdout.contains("\"kind\":\"no-space\""),
+        "{}",
+        told.stdout
+    );
+    disk.grow(200)?;
+    // Nobody does anything any more.
+    let again = crab.wait_for_turn_after(&sandbox, Some(failed.number()))?;
+    ensure!(again.record.trigger == Trigger::Retry, "{again:?}");
+    ensure!(
+        again.is_whole() && again.class() == Class::Files,
+        "{again:?}"
+    );
+    ensure!(again.number() == failed.number() + 1, "{again:?}");
+    // What failed is told as it was.
+    let told = crab.wait_for_turn(&sandbox, failed.number())?;
+    ensure!(told.failed.is_some() && !told.published, "{told:?}");
+    sandbox.sh_ok("rm /root/f /root/big")?;
+    crab.rollback(&sandbox, again.number())?;
+    ensure!(sandbox.sh_ok("cat /root/f; wc -c </root/big")? == "1\n30000000");
+    Ok(())
+}
+
+#[test]
+fn a_container_made_while_the_disk_was_full_has_checkpoints_once_it_is_not() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let (disk, _config) = small_store()?;
+    disk.fill_but(0)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    sandbox.sh_ok("echo 1 >/root/f")?;
+    let row = crab.ps_of(&sandbox)?;
+    let why = row.note.context("nothing is said of it")?;
+    ensure!(why.to_lowercase().contains("no space"), "{why}");
+    disk.free()?;
+    poll("it has a checkpoint", LIMIT, || {
+        // Until it has a history there are no turns to be told.
+        let turns = crab.turns(&sandbox).map(|all| all.turns);
+        let first = turns.is_ok_and(|turns| turns.iter().any(|turn| turn.published));
+        Ok(first.then_some(()))
+    })?;
+    let first = crab.wait_for_turn(&sandbox, 0)?;
+    ensure!(first.record.trigger == Trigger::Start, "{first:?}");
+    crab.turn_of(&sandbox, Class::Files, "echo 2 >/root/f")?;
+    crab.turn_of(&sandbox, Class::None, "cat /root/f")?;
+    crab.rollback(&sandbox, 0)?;
+    ensure!(sandbox.sh_ok("cat /root/f")? == "1");
+
+    // Nobody has to wait for it who asks.
+    disk.fill_but(0)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    refuses(
+        &crab,
+        &["checkpoint", &sandbox.sandbox_id()],
+        REFUSED,
+        &["space"],
+    )?;
+    disk.free()?;
+    ensure!(crab.checkpoint(&sandbox)?["class"] == "none");
+    ensure!(crab.wait_for_turn(&sandbox, 0)?.published);
+    Ok(())
+}
+
+#[test]
+fn a_process_image_without_room_in_memory_goes_to_the_disk() -> Result<()> {
+    let testbed = Testbed::here()?;
+    if !testbed.driver().dumps_processes() {
+        return Ok(());
+    }
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let _memory = SmallDisk::new(12, SMALL)?;
+    let config = format!("{EACH_EXEC_A_TURN}staging_dir = \"{SMALL}/staging\"\n");
+    let _config = Swapped::with(CONFIG, &config)?;
+    let sandbox = testbed.ctr().run(DEBIAN, RunOptions::new())?;
+    let counter = Counter::start(&crab, &sandbox, 48)?;
+    let (answer, turn) = counter.ask()?;
+    ensure!(turn.is_whole(), "{turn:?}");
+    counter.ask()?;
+    crab.rollback(&sandbox, turn.number())?;
+    ensure!(counter.ask()?.0 == answer + 1);
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -17,8 +17,9 @@ use crab_runtime::{
     procs::Set,
 };
 use crab_store::{ProcessEntry, command_line};
+use rustix::fs::statvfs;
 
-use super::{Capture, mount_table};
+use super::{Capture, lack::Lack, mount_table};
 use crate::{
     container::INIT,
     directories::Directories,
@@ -120,19 +121,24 @@ impl Capture {
     pub(super) fn prepare_dump(&self, criu: Criu, set: &Set) -> Result<Dump> {
         let container = self.container.clone();
         let config = &container.config;
-        // In memory, as the sandbox stands still meanwhile; but not at the price of
-        // the host's.
         let Directories { memory, disk, .. } = container.directories();
+        for images in [&memory, &disk] {
+            if images.exists() {
+                // Of a dump that was never published.
+                fs::remove_dir_all(images)
+                    .with_context(|| format!("remove {}", images.display()))?;
+            }
+        }
         let bytes = set.image_bytes().saturating_add(set.nameless_bytes());
-        let images = if bytes <= config.checkpoints.staging_bytes {
+        // In memory, as the sandbox stands still meanwhile; but not at the price of the host's,
+        // and not where it is known to fail. Others may take the room at the same time.
+        let fits = bytes <= config.checkpoints.staging_bytes && has_room(&memory, bytes);
+        let has_failed = self.known.lack.as_ref().is_some_and(Lack::is_failure);
+        let images = if fits && !(has_failed && has_room(&disk, bytes)) {
             memory
         } else {
             disk
         };
-        if images.exists() {
-            // Of a dump that was never published.
-            fs::remove_dir_all(&images).with_context(|| format!("remove {}", images.display()))?;
-        }
         let paths = ImagePaths {
             images,
             work: container.run_dir.join("dump"),
@@ -188,6 +194,23 @@ impl Capture {
             no_connections,
         })
     }
+}
+
+/// What an image takes beside memory: the state of each process and mount.
+const BESIDE_MEMORY: u64 = 8 << 20;
+
+/// Whether an image of this much memory has room at a path that need not be there yet. If that
+/// cannot be found out, who writes it will.
+fn has_room(path: &Path, bytes: u64) -> bool {
+    let needed = bytes
+        .saturating_add(bytes / 8)
+        .saturating_add(BESIDE_MEMORY);
+    let mut above = path.ancestors();
+    let found = above.find_map(|dir| statvfs(dir).ok());
+    found.is_none_or(|found| {
+        // One in memory may have no size.
+        found.f_blocks == 0 || found.f_bavail.saturating_mul(found.f_frsize) >= needed
+    })
 }
 
 /// The largest file without a name that an image holds. CRIU's own limit is 1 MiB, less than
@@ -303,4 +326,23 @@ pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {
             cmdline: command_line(&process.args),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_room_where_it_fits_with_what_is_beside_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let later = dir.path().join("not/there/yet");
+        let disk = statvfs(dir.path()).unwrap();
+        let all = disk.f_blocks * disk.f_frsize;
+        assert!(!has_room(&later, all), "of {all} bytes");
+        assert!(!has_room(&later, u64::MAX));
+        assert!(
+            has_room(&later, 1),
+            "the directory for temporary files is full"
+        );
+    }
 }

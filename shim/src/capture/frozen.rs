@@ -20,7 +20,9 @@ use super::{
     Baseline, Capture, StagedImage, StagedProcesses, Taken, Times,
     dump::{Dump, Dumped, entries, left_out},
     evidence::Epoch,
-    files_only, micros,
+    files_only,
+    lack::{Cause, Lack},
+    micros,
     take::{Look, by_held_file},
 };
 use crate::{
@@ -36,6 +38,16 @@ struct Half {
     dump: Option<Dump>,
     image: Option<StagedImage>,
     degraded: Option<String>,
+    /// Why there is no image, if there is none.
+    lacks: Option<Cause>,
+}
+
+impl Half {
+    /// There is no image.
+    fn lacks(&mut self, cause: Cause, reason: &str) {
+        self.degraded = Some(files_only(reason));
+        self.lacks = Some(cause);
+    }
 }
 
 impl Capture {
@@ -44,7 +56,7 @@ impl Capture {
         if half.criu.is_none() && half.degraded.is_none() {
             match self.can_dump() {
                 Ok(criu) => half.criu = Some(criu),
-                Err(reason) => half.degraded = Some(files_only(&reason)),
+                Err(reason) => half.lacks(Cause::Obstacle, &reason),
             }
         }
     }
@@ -60,7 +72,7 @@ impl Capture {
         };
         match self.prepare_dump(criu, set) {
             Ok(dump) => half.dump = Some(dump),
-            Err(error) => half.degraded = Some(files_only(&format!("{error:#}"))),
+            Err(error) => half.lacks(Cause::Failure, &format!("{error:#}")),
         }
     }
 
@@ -176,6 +188,10 @@ impl Capture {
             // After CRIU, which works from inside the cgroup and is counted there;
             // nothing of the sandbox can have run since.
             self.known.references = stopped.references_by_process();
+            let before = self.known.lack.take();
+            let took = capture.elapsed();
+            let lacking = |cause| Lack::after(before, cause, Instant::now(), took);
+            self.known.lack = half.lacks.map(lacking);
             base = watched.then(|| self.effects_now()).flatten();
         }
         let mut files = files?;
@@ -230,6 +246,11 @@ impl Capture {
             capture: Some((capture, took)),
             frozen: Some((went_on.checked_sub(stood).unwrap_or(capture), stood)),
         };
+        if look.owes_image && half.lacks.is_some() && files.class == crab_store::Class::Processes {
+            // As it was, but for one more try.
+            let again = half.degraded.as_deref().unwrap_or_default();
+            return Ok(look.in_vain(effects, again, (cost, times)));
+        }
         Ok(look.taken(files, effects, processes, half.degraded, (cost, times)))
     }
 
@@ -257,7 +278,7 @@ impl Capture {
                     criu,
                 });
             }
-            Err(error) => half.degraded = Some(files_only(&format!("{error:#}"))),
+            Err(error) => half.lacks(Cause::Failure, &format!("{error:#}")),
         }
     }
 
@@ -277,6 +298,7 @@ impl Capture {
         match half {
             ProcessHalf::Gone(_) => {
                 self.known.some_processes = !frozen.is_empty();
+                self.known.lack = None;
                 self.known.baseline = Some(Baseline::untouched(frozen));
             }
             ProcessHalf::Image(_) | ProcessHalf::Ran(_) => {

@@ -11,7 +11,7 @@ use crab_runtime::{
     system_v::Objects,
 };
 
-use super::{Baseline, Capture, Taken};
+use super::{Baseline, Capture, Taken, lack::Lack};
 
 /// What the next look compares with and owes: all that a look without a freeze moves on.
 #[derive(Clone, Default)]
@@ -27,6 +27,8 @@ pub(crate) struct Known {
     pub(crate) references: References,
     /// The newest capture holds processes, by an image or as missing.
     pub(crate) some_processes: bool,
+    /// The image that the newest capture lacks; nothing if it has what it needs.
+    pub(crate) lack: Option<Lack>,
     /// System V IPC objects as of the newest capture; nothing if they could not be listed.
     pub(crate) objects: Option<Objects>,
     /// At the newest look, a process had the means to write with no system call.

@@ -24,6 +24,7 @@ mod dump;
 mod effects;
 mod evidence;
 mod frozen;
+mod lack;
 mod lasting;
 mod mark;
 mod roots;

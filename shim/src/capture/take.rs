@@ -31,6 +31,8 @@ pub(super) struct Look {
     pub(super) waited: Option<Part>,
     pub(super) seen: Seen,
     pub(super) half: ProcessHalf,
+    /// It needs an image for nothing but that the newest checkpoint lacks one.
+    pub(super) owes_image: bool,
     /// Memory-backed files may have changed with no trace.
     pub(super) reread: bool,
     /// Everything matters, whatever the rules say.
@@ -146,6 +148,7 @@ impl Capture {
             set = again.set;
             if before.half.needs_image() && !look.half.needs_image() {
                 look.half = before.half;
+                look.owes_image = before.owes_image;
             }
             (look.start, look.began) = (before.start, before.began);
         }
@@ -182,12 +185,16 @@ impl Capture {
             Some(why) => ProcessHalf::Image(why.clone()),
             None => self.half(&set),
         };
+        let mut owes_image = false;
         if !set.is_empty() && !half.needs_image() {
             // Both are in the process image.
             if remounted {
                 half = ProcessHalf::Image("something was mounted or unmounted".into());
             } else if other_objects {
                 half = ProcessHalf::Image("System V IPC objects changed".into());
+            } else if let Some(why) = self.owed_image(whole) {
+                half = ProcessHalf::Image(why);
+                owes_image = true;
             }
         }
         let owed = self.known.owed || whole && self.known.passed_over;
@@ -209,6 +216,7 @@ impl Capture {
             waited: None,
             seen,
             half,
+            owes_image,
             reread: means || made || self.known.reread,
             whole,
             epoch: now.ok(),
@@ -267,6 +275,7 @@ impl Capture {
                 self.known.baseline = Some(Baseline::untouched(set.clone()));
                 self.known.captured = Some(set.clone());
                 self.known.some_processes = false;
+                self.known.lack = None;
                 StagedProcesses::None
             }
             _ => StagedProcesses::Kept,
@@ -345,6 +354,28 @@ impl Look {
     /// All of it, up to a capture.
     pub(super) fn until(&self, capture: Instant) -> Part {
         (self.began, capture.saturating_duration_since(self.began))
+    }
+
+    /// What came out of it where only an image was owed, and cannot be had this time either.
+    pub(super) fn in_vain(
+        &self,
+        effects: TurnEffects,
+        again: &str,
+        (cost, times): (Cost, Times),
+    ) -> Taken {
+        let as_before = decide::reason(&self.seen, 0, 0, &ProcessHalf::Unchanged);
+        Taken {
+            class: Class::None,
+            reason: format!("{as_before}; again {again}"),
+            unobserved: unobserved(&self.seen),
+            degraded: None,
+            cost,
+            times,
+            files_changed: 0,
+            changed: Vec::new(),
+            effects,
+            staged: None,
+        }
     }
 
     /// What came out of it.

@@ -22,12 +22,13 @@ use crab_store::{
 use tokio::runtime::Handle;
 
 use super::{
+    late::Late,
     record::Way,
     task::{History, Open, Task, Watch, note},
 };
 use crate::{
     capture::{Baseline, Capture, Known, Lasting, images_of, mount_table, open_roots},
-    history::{Beginning, Ledger, Restored},
+    history::{Beginning, Ledger, Restored, Without},
     publish::PLACES,
     relevance::Relevance,
     sandbox::{blocking, unix_ms},
@@ -37,10 +38,12 @@ use crate::{
 impl Task {
     /// The container exists, its program does not run yet (or was restored).
     pub(super) async fn before_start(&mut self, beginning: Beginning, fresh: bool) -> Result<()> {
-        let ledger = match beginning.ledger {
+        let Beginning { ledger, mounts, .. } = beginning;
+        let late = Late { mounts, fresh };
+        let ledger = match ledger {
             Ok(ledger) => ledger,
-            Err(reason) => {
-                self.without(reason);
+            Err(without) => {
+                self.without(without, late);
                 return Ok(());
             }
         };
@@ -70,10 +73,47 @@ impl Task {
             // checkpoints.
             Err(error) if restored.is_some() => return Err(error),
             Err(error) => {
-                self.without(format!("no checkpoints: {error:#}"));
+                self.without(Without::because(&error), late);
                 return Ok(());
             }
         };
+        self.begin_history(writer, capture, version, next);
+        let newest = TurnId(next.0.saturating_sub(1));
+        self.beginning = Some(match restored {
+            Some(_) => (newest, false),
+            None => (next, fresh),
+        });
+        match restored {
+            Some((request, manifest)) => self.note_restore(request, &manifest),
+            // Restored from a client's images, it runs already.
+            None if fresh => self.first_turn(next, Way::Initial).await,
+            None => self.first_turn(next, Way::Turn).await,
+        }
+        Ok(())
+    }
+
+    /// The turn with which a container begins.
+    pub(super) async fn first_turn(&mut self, turn: TurnId, way: Way) {
+        let command = command_line(self.container.bundle.args());
+        let open = Open::new(turn, Trigger::Start, command, Duration::ZERO);
+        if let Ok(history) = &self.history {
+            let (trigger, command) = (open.trigger, open.command.clone());
+            history.note(turn, Step::Opened { trigger, command });
+        }
+        if let Err(error) = self.boundary(open, way).await {
+            // The container starts nevertheless; it is tried again.
+            tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
+        }
+    }
+
+    /// What happens is written down from now on.
+    pub(super) fn begin_history(
+        &mut self,
+        writer: SandboxWriter,
+        capture: Capture,
+        version: Option<Manifest>,
+        next: TurnId,
+    ) {
         let writer = Arc::new(writer);
         self.schedule.tell_of_waits({
             // What waits does not keep the history of a sandbox that is gone.
@@ -93,37 +133,6 @@ impl Task {
             unwritten: VecDeque::new(),
         });
         self.record_belated();
-        let newest = TurnId(next.0.saturating_sub(1));
-        self.beginning = Some(match restored {
-            Some(_) => (newest, false),
-            None => (next, fresh),
-        });
-        match restored {
-            Some((request, manifest)) => self.note_restore(request, &manifest),
-            None => {
-                let command = command_line(self.container.bundle.args());
-                let open = Open::new(next, Trigger::Start, command, Duration::ZERO);
-                if let Ok(history) = &self.history {
-                    let (trigger, command) = (open.trigger, open.command.clone());
-                    history.note(next, Step::Opened { trigger, command });
-                }
-                // Restored from a client's images, it runs already.
-                let look = if fresh { Way::Initial } else { Way::Turn };
-                if let Err(error) = self.boundary(open, look).await {
-                    // The container starts nevertheless; the next turn tries again.
-                    tracing::error!(error = %format!("{error:#}"), "no checkpoint of the start");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn without(&mut self, reason: String) {
-        if !self.container.bundle.is_pause() {
-            tracing::warn!(reason, "this sandbox has no checkpoints");
-        }
-        self.tell(|status| status.unobserved = Some(reason.clone()));
-        self.history = Err(reason);
     }
 
     /// The shim before this one may have died when a turn was in the store and not yet in the

@@ -15,14 +15,18 @@
 //! regardless; a capture that has not begun by then is given up, and one that has was
 //! frozen over it, or notices by the counters.
 //!
+//! A capture or a publication that fails is tried again by itself: see [`again`].
+//!
 //! A container without checkpoints (a root on a file system that tells too little, a store that cannot
 //! be written) has this task too: it lets every exec through, and gives the reason
-//! to whoever asks.
+//! to whoever asks. See [`late`].
 
+mod again;
 mod begin;
 mod closing;
 mod hint;
 mod inside;
+mod late;
 mod life;
 mod quiescence;
 mod record;

@@ -11,8 +11,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
+use crab_runtime::{criu::ImageError, files::PersistError};
 use crab_store::{
     CaptureFailed, Class, Cost, FailureKind, JournalRecord, Step, Trigger, TurnId, TurnRecord,
+    WriteError,
 };
 
 use tracing::Instrument;
@@ -40,6 +42,15 @@ pub(super) enum Way {
     Last,
     /// Somebody asked; where nothing has changed it is no turn, and nothing is ignored.
     OnDemand,
+    /// What failed is tried again; where nothing is owed any more it is no turn.
+    Again,
+}
+
+impl Way {
+    /// Whether it is a turn whatever it needs.
+    fn is_turn(self) -> bool {
+        !matches!(self, Self::OnDemand | Self::Again)
+    }
 }
 
 impl Task {
@@ -73,7 +84,7 @@ impl Task {
                     let _in = span.entered();
                     let taken = match way {
                         Way::Initial => capture.take_initial(),
-                        Way::Turn => capture.take(false),
+                        Way::Turn | Way::Again => capture.take(false),
                         Way::Last | Way::OnDemand => capture.take(true),
                     };
                     (capture, taken)
@@ -135,7 +146,7 @@ impl Task {
             degraded: taken.degraded.clone(),
             cost: record.cost,
         };
-        if way != Way::OnDemand || taken.staged.is_some() {
+        if way.is_turn() || taken.staged.is_some() {
             history.next = history.next.max(record.turn.next());
         }
         let Some(staged) = taken.staged else {
@@ -145,12 +156,13 @@ impl Task {
             record.checkpoint = version.map(|v| v.turn);
             record.degraded = version.and_then(|v| v.degraded.clone());
             answer.degraded = record.degraded.clone();
-            if way != Way::OnDemand {
+            if way.is_turn() {
                 history.append(JournalRecord::Turn(record));
             } else {
                 // Not a turn: its number was not used.
                 answer.turn = record.checkpoint.unwrap_or(record.turn);
             }
+            self.settle_owed();
             return Ok(answer);
         };
         record.degraded = taken.degraded.clone();
@@ -174,13 +186,16 @@ impl Task {
             tmpfs_images: capture.tmpfs_images.clone(),
             staged,
         };
-        history.note(
-            record.turn,
-            Step::Captured {
-                class: record.class,
-                exit: record.exit,
-            },
-        );
+        // One that is tried again may be so in vain.
+        if way != Way::Again {
+            history.note(
+                record.turn,
+                Step::Captured {
+                    class: record.class,
+                    exit: record.exit,
+                },
+            );
+        }
         let schedule = self.schedule.clone();
         history.pending = Some(Pending {
             record,
@@ -192,6 +207,7 @@ impl Task {
                 .in_current_span(),
             ),
             started: Instant::now(),
+            bytes,
         });
         Ok(answer)
     }
@@ -261,6 +277,7 @@ impl Task {
                 history.append(JournalRecord::Turn(record));
                 self.tell(|status| status.checkpoint = checkpoint);
                 self.retain(bytes);
+                self.settle_owed();
                 None
             }
             Err(error) => {
@@ -270,7 +287,11 @@ impl Task {
                     error = why,
                     "checkpoint not published"
                 );
-                self.give_up(record, &why, kind_of(&error));
+                let kind = kind_of(&error);
+                self.give_up(record, &error, kind);
+                if kind == FailureKind::NoSpace {
+                    self.owe_until_room(pending.bytes);
+                }
                 Some(why)
             }
         }
@@ -279,25 +300,33 @@ impl Task {
     /// A turn was not captured: because that failed, or because it was not to be waited for.
     fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
         match error.downcast_ref::<NotNow>() {
-            None => self.give_up(record, &format!("{error:#}"), kind_of(error)),
+            None => {
+                let kind = kind_of(error);
+                self.give_up(record, error, kind);
+                if kind == FailureKind::NoSpace {
+                    // How much is not known.
+                    self.owe_until_room(u64::MAX);
+                }
+            }
             Some(NotNow::GivenUp) => {
                 let why = NotNow::GivenUp.to_string();
                 self.schedule.end(record.turn.0, End::GivenUp, &why);
-                self.give_up(record, &why, FailureKind::GivenUp);
+                self.give_up(record, error, FailureKind::GivenUp);
             }
             Some(NotNow::Merged) => {
                 let why = NotNow::Merged.to_string();
                 self.schedule.end(record.turn.0, End::Void, &why);
-                self.give_up(record, &why, FailureKind::Merged);
+                self.give_up(record, error, FailureKind::Merged);
             }
         }
     }
 
     /// A turn without a checkpoint: says so in the journal, and takes nothing for
     /// granted next time.
-    fn give_up(&mut self, mut record: TurnRecord, reason: &str, kind: FailureKind) {
+    fn give_up(&mut self, mut record: TurnRecord, error: &anyhow::Error, kind: FailureKind) {
+        let reason = format!("{error:#}");
         // If it has not been said yet.
-        self.schedule.end(record.turn.0, End::Failed, reason);
+        self.schedule.end(record.turn.0, End::Failed, &reason);
         let Ok(history) = &mut self.history else {
             return;
         };
@@ -309,6 +338,10 @@ impl Task {
             capture.forget(holds_processes);
         }
         let turn = record.turn;
+        if record.trigger == Trigger::Retry {
+            self.tried_in_vain(turn, error);
+            return;
+        }
         // Not every way to a record has taken its number yet.
         history.next = history.next.max(TurnId(turn.0 + 1));
         record.checkpoint = None;
@@ -317,12 +350,18 @@ impl Task {
         history.append(JournalRecord::CaptureFailed(CaptureFailed {
             at_ms: unix_ms(SystemTime::now()),
             turn,
-            reason: reason.into(),
+            reason,
             kind,
         }));
+        if kind != FailureKind::Merged {
+            self.owe();
+        }
     }
 
     pub(super) async fn checkpoint(&mut self) -> Result<Checkpointed> {
+        if self.late.is_some() {
+            self.try_again().await;
+        }
         self.history()?;
         let open = self.manual_open().context("the sandbox has not begun")?;
         let mut answer = self.boundary(open, Way::OnDemand).await?;
@@ -349,18 +388,29 @@ impl Task {
 
 /// What of the kinds that programs want to know a failure is.
 fn kind_of(error: &anyhow::Error) -> FailureKind {
-    // Of the store's, or of the directory for what is staged.
+    // The store's, or the directory for what is staged.
     let is_full = |cause: &(dyn std::error::Error + 'static)| {
         let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(
             io,
             Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        )
+        ) || refused_by_store(cause).is_some_and(WriteError::is_no_space)
     };
     match error.chain().any(is_full) {
         true => FailureKind::NoSpace,
         false => FailureKind::Other,
     }
+}
+
+/// What the store said, be it in the words of whoever wrote to it: those are no cause of theirs.
+fn refused_by_store<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a WriteError> {
+    if let Some(PersistError::Store(refused)) = cause.downcast_ref() {
+        return Some(refused);
+    }
+    if let Some(ImageError::Write(refused)) = cause.downcast_ref() {
+        return Some(refused);
+    }
+    cause.downcast_ref()
 }
 
 /// As what a checkpoint is scheduled.
@@ -369,5 +419,36 @@ fn job_class(class: Class) -> crab_schedule::Class {
         Class::None | Class::Files => crab_schedule::Class::Files,
         Class::Processes => crab_schedule::Class::Processes,
         Class::Full => crab_schedule::Class::Full,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// What a pack says that is written to a full disk.
+    fn full() -> WriteError {
+        let error = io::Write::write(&mut File::create("/dev/full").unwrap(), b"x");
+        WriteError::NoSpace(crab_store::FileError {
+            verb: "write",
+            path: "/dev/full".into(),
+            cause: error.unwrap_err(),
+        })
+    }
+
+    #[test]
+    fn a_full_disk_is_known_whoever_tells_of_it() {
+        for error in [
+            anyhow::Error::from(full()),
+            PersistError::from(full()).into(),
+            ImageError::from(full()).into(),
+            anyhow::Error::from(io::Error::from(io::ErrorKind::QuotaExceeded)).context("stage"),
+        ] {
+            assert_eq!(kind_of(&error), FailureKind::NoSpace, "{error:#}");
+        }
+        let torn = PersistError::Torn { path: "f".into() };
+        assert_eq!(kind_of(&torn.into()), FailureKind::Other);
     }
 }

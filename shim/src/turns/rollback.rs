@@ -124,6 +124,7 @@ impl Task {
         }
         end_rollback(&store);
         self.tell(|status| status.checkpoint = Some(checkpoint));
+        self.again = None;
         if verify && cold_because.is_some() {
             self.note_processes().await;
             verified = self.compare_with(manifest).await.map(Some);

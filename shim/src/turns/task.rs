@@ -22,8 +22,10 @@ use tokio::{
 
 use super::{
     Message, Meta, Status,
+    again::Again,
     closing::{Closing, Early},
     inside::Inside,
+    late::Late,
     quiescence::{Before, Progress},
     retention::Removals,
     stdin::{Watching, ticks_since_boot},
@@ -149,6 +151,8 @@ pub(super) struct Pending {
     pub(super) record: TurnRecord,
     pub(super) task: JoinHandle<Result<Published>>,
     pub(super) started: Instant,
+    /// How much is to be stored.
+    pub(super) bytes: u64,
 }
 
 /// A watch that is about to begin, and the counters then.
@@ -175,6 +179,10 @@ pub(super) struct Task {
     pub(super) at_rest: Option<Progress>,
     /// An agent that runs inside, told by nobody.
     pub(super) inside: Option<Inside>,
+    /// The newest state is no checkpoint, or lacks something: when that is tried again.
+    pub(super) again: Option<Again>,
+    /// What a history needs that could not be opened yet.
+    pub(super) late: Option<Late>,
     /// The commands of the execs that live.
     pub(super) commands: HashMap<String, String>,
     /// A look that does not come back: no other is begun.
@@ -216,6 +224,8 @@ impl Task {
             watching: None,
             at_rest: None,
             inside: None,
+            again: None,
+            late: None,
             commands: HashMap::new(),
             stuck: None,
             unrecorded: None,
@@ -274,7 +284,8 @@ impl Task {
         let closing = self.closing.as_ref().map(|closing| closing.until);
         let watching = self.watching.as_ref().map(|watching| watching.next);
         let inside = self.inside.as_ref().map(|inside| inside.next);
-        closing.into_iter().chain(watching).chain(inside).min()
+        let all = [closing, watching, inside, self.owed_at()];
+        all.into_iter().flatten().min()
     }
 
     async fn on_time(&mut self) {
@@ -287,6 +298,9 @@ impl Task {
         }
         if self.inside.as_ref().is_some_and(|it| it.next <= now) {
             self.look_inside().await;
+        }
+        if self.owed_at().is_some_and(|at| at <= now) {
+            self.try_again().await;
         }
     }
 
