@@ -369,7 +369,7 @@ fn identity(program: &Path) -> String {
 fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version");
-    let text = reaper
+    let (_, text) = reaper
         .answer(&mut command, Limit::after(CHECK_LIMIT))
         .map_err(|e| format!("run {}: {e}", program.display()))?;
     String::from_utf8_lossy(&text)

@@ -30,7 +30,7 @@ pub(crate) fn is_near(reaper: &Reaper) -> bool {
 /// Whether this says so. It ends with a failure then, and says it nevertheless.
 fn is_told(reaper: &Reaper, ask: &mut Command) -> bool {
     match reaper.answer(ask, Limit::after(LIMIT)) {
-        Ok(said) => said.trim_ascii() == b"stopping",
+        Ok((_, said)) => said.trim_ascii() == b"stopping",
         Err(error) => {
             tracing::warn!(%error, "systemd does not say whether the host is going down");
             false
