@@ -3,15 +3,16 @@
 //! waits for every child that there is.
 
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     sync::{Mutex, MutexGuard},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use crab_runtime::{
+    criu::Criu,
     driver::{Driver, Program},
     reaper::{Limit, Reaper},
 };
@@ -38,7 +39,46 @@ fn program(dir: &Path, word: &str, first: &str, script: &str) -> PathBuf {
     path
 }
 
+const SOUND: &str = "[ $1 = check ] || echo Version: 4.1";
 const KILLED: &str = "kill -9 $$";
+
+#[test]
+fn a_check_that_failed_for_another_reason_than_the_kernel_is_made_again() {
+    let (_alone, reaper) = alone();
+    for (first, says) in [
+        (KILLED, "its check was killed by signal 9"),
+        ("exit 1", "gave no reason"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let criu = program(dir.path(), "check", first, SOUND);
+        let probe = || Criu::probe(&criu, &dir.path().join("cache"), &reaper);
+        let why = probe().unwrap_err();
+        assert!(why.contains(says), "{why}");
+        assert_eq!(probe().unwrap().version, "4.1", "after {first}");
+        // It is not asked once more.
+        fs::remove_file(dir.path().join("asked")).unwrap();
+        assert_eq!(probe().unwrap().version, "4.1");
+        assert!(!dir.path().join("asked").exists());
+    }
+}
+
+#[test]
+fn a_refusal_is_kept_for_a_minute() {
+    let (_alone, reaper) = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let refuses = "echo 'Error (criu/cr-check.c:7): cannot fork' >&2; exit 1";
+    let criu = program(dir.path(), "check", refuses, SOUND);
+    let cache = dir.path().join("cache");
+    let probe = || Criu::probe(&criu, &cache, &reaper);
+    for _ in 0..2 {
+        let why = probe().unwrap_err();
+        assert!(why.contains("cannot fork"), "{why}");
+    }
+    let kept = File::options().write(true).open(&cache).unwrap();
+    let too_old = SystemTime::now() - Duration::from_secs(61);
+    kept.set_modified(too_old).unwrap();
+    assert_eq!(probe().unwrap().version, "4.1");
+}
 
 #[test]
 fn a_runtime_that_could_not_say_what_it_is_is_asked_again() {
