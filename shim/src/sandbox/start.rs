@@ -251,7 +251,7 @@ impl Container {
         }
         exit_note::write(self.bundle.dir(), exit);
         let reaper = self.host.reaper.clone();
-        let with_host = tokio::task::spawn_blocking(move || host_end::is_near(&reaper));
+        let host_ends = tokio::task::spawn_blocking(move || host_end::is_near(&reaper));
         // With a process namespace of its own the kernel has killed the rest by now;
         // without, nobody else does. What is frozen does not die.
         let cgroup = self.cgroup();
@@ -268,7 +268,7 @@ impl Container {
         self.look_for_oom(true);
         if let Some(turns) = self.turns() {
             turns.ended(INIT, Some(exit));
-            turns.over(exit, with_host);
+            turns.over(exit, host_ends);
         }
         self.processes.swept();
     }
