@@ -255,12 +255,12 @@ impl Container {
         // With a process namespace of its own the kernel has killed the rest by now;
         // without, nobody else does. What is frozen does not die.
         let cgroup = self.cgroup();
-        let left = blocking(move || match cgroup {
-            Some(cgroup) if cgroup.processes().is_ok() => {
-                cgroup.thaw()?;
-                Ok(cgroup.kill(KILL_LIMIT)?)
+        let left = blocking(move || {
+            let Some(cgroup) = cgroup else { return Ok(()) };
+            match cgroup.thaw() {
+                Err(error) if !error.is_gone() => Err(error.into()),
+                _ => Ok(cgroup.kill(KILL_LIMIT)?),
             }
-            _ => Ok(()),
         });
         if let Err(error) = left.await {
             tracing::warn!(error = %format!("{error:#}"), "processes are left");
