@@ -22,8 +22,8 @@ use std::{
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
-use crate::deadline::Deadline;
 pub use crate::deadline::Limit;
+use crate::{deadline::Deadline, descriptors};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
@@ -169,11 +169,13 @@ impl Reaper {
         receiver
     }
 
-    /// Starts a command whose exit is told through the receiver.
+    /// Starts a command whose exit is told through the receiver, with the limit of descriptors
+    /// that this process was given.
     ///
     /// # Errors
     /// When the command cannot be started.
     pub fn spawn(&self, command: &mut Command) -> io::Result<(Child, oneshot::Receiver<Exit>)> {
+        descriptors::give(command);
         let (sender, receiver) = oneshot::channel();
         // Held over the fork, so that the exit finds its waiter.
         let mut state = self.state();
