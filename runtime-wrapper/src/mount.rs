@@ -195,12 +195,17 @@ pub fn unmount_all(target: &Path) -> Result<(), MountError> {
             Ok(()) => {}
             // Not a mount point, or nothing there.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
-            Err(rustix::io::Errno::BUSY) => {
-                unmount(target, UnmountFlags::DETACH)
-                    .map_err(|e| MountError::new("unmount", target, e))?;
-            }
+            Err(rustix::io::Errno::BUSY) => detach(target)?,
             Err(error) => return Err(MountError::new("unmount", target, error)),
         }
+    }
+}
+
+/// Unmounts lazily what was mounted there a moment ago; somebody else may have done so since.
+fn detach(target: &Path) -> Result<(), MountError> {
+    match unmount(target, UnmountFlags::DETACH) {
+        Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(MountError::new("unmount", target, error)),
     }
 }
 
@@ -259,10 +264,9 @@ pub fn unmount_below(dir: &Path) -> Result<(), MountError> {
     let table = Path::new("/proc/self/mountinfo");
     let table = fs::read(table).map_err(|e| MountError::new("read", table, e))?;
     let below = points(&table).into_iter().rev();
-    for point in below.filter(|point| point.starts_with(dir)) {
-        unmount(&point, UnmountFlags::DETACH).map_err(|e| MountError::new("unmount", &point, e))?;
-    }
-    Ok(())
+    below
+        .filter(|point| point.starts_with(dir))
+        .try_for_each(|point| detach(&point))
 }
 
 /// Removes a directory with all that is in it, but nothing of what is mounted there: that is
@@ -436,6 +440,10 @@ mod tests {
         };
         used_for_a_while(check_unused);
         used_for_a_while(unmount_strict);
+        // Nothing is mounted there any more: somebody else was quicker.
+        assert!(unmount_strict(at).is_err());
+        detach(at).unwrap();
+        detach(&at.join("gone")).unwrap();
     }
 
     #[test]
