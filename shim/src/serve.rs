@@ -27,7 +27,6 @@ use crate::{
     containers::Containers,
     control::Control,
     fault,
-    oom::OomWatcher,
     programs::Programs,
     publisher::Publisher,
     sandbox::Host,
@@ -127,7 +126,6 @@ async fn run(
         config_fault,
         reaper,
         publisher,
-        oom: OomWatcher::default(),
         namespace: args.namespace.clone(),
         address: address.clone(),
     });
