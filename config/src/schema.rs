@@ -156,7 +156,7 @@ pub const SETTINGS: &[Setting] = &[
             min: 10,
             max: 60_000,
         },
-        what: "For how long freezing a sandbox may take until the capture is given up.",
+        what: "For how long freezing a sandbox may take until the capture is given up. For a client's own pause or checkpoint it is 10000 at least, as with runc.",
         otherwise: "",
         per_sandbox: PerSandbox::UpTo(10_000),
         field: Field::Number(|config| &mut config.runtime.freeze_timeout_ms),

@@ -63,6 +63,10 @@ impl Default for Config {
 /// What names the OCI runtime that is built into the shim.
 pub const BUILT_IN: &str = "builtin";
 
+/// For how long runc waits for cgroup v2's freezer (`waitFrozen` in its fs2/freezer.go): an
+/// uninterruptible call of one process holds back the whole.
+const RUNC_FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The OCI runtime and CRIU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
@@ -92,6 +96,12 @@ impl Runtime {
     /// `freeze_timeout_ms` as a duration.
     pub fn freeze_timeout(&self) -> Duration {
         Duration::from_millis(self.freeze_timeout_ms)
+    }
+
+    /// The same where a client has asked for the freeze itself, to pause a container or to dump
+    /// it: no less than runc gives it.
+    pub fn freeze_timeout_of_client(&self) -> Duration {
+        self.freeze_timeout().max(RUNC_FREEZE_TIMEOUT)
     }
 }
 
@@ -464,6 +474,15 @@ mod tests {
         assert_eq!(find(&config), Some(beside.join("crabd")));
         config.crabd = Some("/opt/crabd".into());
         assert_eq!(find(&config), Some("/opt/crabd".into()));
+    }
+
+    #[test]
+    fn a_clients_own_freeze_may_take_as_long_as_with_runc() {
+        let mut runtime = Runtime::default();
+        assert_eq!(runtime.freeze_timeout(), Duration::from_secs(2));
+        assert_eq!(runtime.freeze_timeout_of_client(), Duration::from_secs(10));
+        runtime.freeze_timeout_ms = 30_000;
+        assert_eq!(runtime.freeze_timeout_of_client(), Duration::from_secs(30));
     }
 
     #[test]

@@ -44,7 +44,8 @@ use anyhow::Context;
 use clap::Parser;
 use crab_config::{Config, LogFormat};
 use crab_log::JsonLines;
-use tracing::error;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::{error, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -84,6 +85,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(fault) = fault {
         error!("the default configuration is in force: {fault}");
     }
+    if let Err(error) = take_all_descriptors() {
+        warn!("no more descriptors than a service is given: {error}");
+    }
     // The starter's directory may be on a file system that wants unmounting.
     std::env::set_current_dir("/").context("change to /")?;
     // One thread: each answer is a few map lookups, and nothing blocks.
@@ -92,4 +96,15 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("start the runtime")?
         .block_on(daemon::run(arguments, &config))
+}
+
+/// There are some for each sandbox. Of the 1024 that a service has by default none are left at
+/// some hundreds; nothing is started from here that would have the same limit.
+fn take_all_descriptors() -> rustix::io::Result<()> {
+    let most = getrlimit(Resource::Nofile).maximum;
+    let all = Rlimit {
+        current: most,
+        maximum: most,
+    };
+    setrlimit(Resource::Nofile, all)
 }

@@ -540,6 +540,29 @@ fn one_that_takes_over_kills_what_does_not_end() {
 }
 
 #[test]
+fn it_takes_all_descriptors_that_are_to_be_had() {
+    let Some(mut host) = Host::new() else { return };
+    let program = host.command(0);
+    let mut command = Command::new("bash");
+    command.args([
+        "-euc",
+        "ulimit -Sn 1000; ulimit -Hn 2000; exec \"$0\" \"$@\"",
+    ]);
+    command.arg(program.get_program()).args(program.get_args());
+    host.children.push(command.spawn().unwrap());
+    host.until("crabd serves", |host| {
+        std::os::unix::net::UnixStream::connect(host.socket()).is_ok()
+    });
+    let limits = fs::read_to_string(format!("/proc/{}/limits", host.children[0].id())).unwrap();
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let limit: Vec<&str> = files.split_ascii_whitespace().skip(3).take(2).collect();
+    assert_eq!(limit, ["2000", "2000"], "{limits}");
+}
+
+#[test]
 fn its_starter_is_told_when_it_serves_and_when_it_stops() {
     let Some(mut host) = Host::new() else { return };
     let path = host.directory.path().join("notify");

@@ -60,6 +60,31 @@ pub enum CgroupError {
     },
 }
 
+impl CgroupError {
+    /// A process of it could not be read.
+    pub(crate) fn of_process(pid: i32) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io {
+            verb: "read",
+            path: format!("/proc/{pid}").into(),
+            source,
+        }
+    }
+
+    /// The cgroup is not there any more: it went before its file was opened (`ENOENT`), or after
+    /// that (`ENODEV`).
+    pub fn is_gone(&self) -> bool {
+        self.errno()
+            .is_some_and(|errno| matches!(errno, libc::ENOENT | libc::ENODEV))
+    }
+
+    fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
 /// When v1's freezer has not frozen everything in this time, it may never: a thread in
 /// execve waits, and does not freeze, for its fellows to die, who are frozen already and do
 /// not (`de_thread` in the kernel; `runc init` does so right after each exec has started).
@@ -177,11 +202,12 @@ impl Cgroup {
         })
     }
 
-    /// Whether there are processes in the v2 cgroup at this path, or in one below it.
+    /// Whether there are processes in the v2 cgroup at this path, or in one below it; also where
+    /// that cannot be read.
     pub fn is_in_use(path: &str) -> bool {
-        let populated = |dir: &Path| {
-            read(&dir.join("cgroup.events"))
-                .is_ok_and(|events| events.lines().any(|line| line == "populated 1"))
+        let populated = |dir: &Path| match read(&dir.join("cgroup.events")) {
+            Ok(events) => events.lines().any(|line| line == "populated 1"),
+            Err(error) => !error.is_gone(),
         };
         mounts().is_ok_and(|(unified, _)| populated(&unified.join(path.trim_start_matches('/'))))
     }
@@ -205,18 +231,19 @@ impl Cgroup {
         write(&to.join("cgroup.procs"), &init.to_string())?;
         loop {
             let left = read(&from.join("cgroup.procs"))?;
-            let ours: Vec<i32> = left
-                .lines()
-                .filter_map(|line| line.parse().ok())
-                .filter(|pid| descends_from(*pid, init))
-                .collect();
+            let mut ours = Vec::new();
+            for pid in left.lines().filter_map(|line| line.parse().ok()) {
+                if descends_from(pid, init).map_err(CgroupError::of_process(pid))? {
+                    ours.push(pid);
+                }
+            }
             if ours.is_empty() {
                 break;
             }
             for pid in ours {
                 match write(&to.join("cgroup.procs"), &pid.to_string()) {
                     // It has ended meanwhile.
-                    Err(_) if Stat::of(pid).is_none_or(|stat| stat.has_ended()) => {}
+                    Err(_) if is_zombie(pid) => {}
                     moved => moved?,
                 }
             }
@@ -248,26 +275,23 @@ impl Cgroup {
     /// Every process in the cgroup and in cgroups below it.
     ///
     /// # Errors
-    /// When the cgroup is gone.
+    /// When the cgroup is gone ([`CgroupError::is_gone`]), or something of it cannot be read.
     pub fn processes(&self) -> Result<Vec<i32>, CgroupError> {
         let mut pids = Vec::new();
         let mut dirs = vec![self.unified.clone()];
         while let Some(dir) = dirs.pop() {
-            let text = match read(&dir.join("cgroup.procs")) {
-                Ok(text) => text,
+            let below = dir != self.unified;
+            match read(&dir.join("cgroup.procs")) {
+                Ok(text) => pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok())),
                 // A child cgroup may go while we walk; ours may not.
-                Err(_) if dir != self.unified => continue,
-                // A threaded child domain: its processes show in the parent.
+                Err(error) if below && error.is_gone() => continue,
+                // A threaded one: its processes show in the parent.
+                Err(error) if below && error.errno() == Some(libc::EOPNOTSUPP) => continue,
                 Err(error) => return Err(error),
-            };
-            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-            if let Ok(entries) = fs::read_dir(&dir) {
-                dirs.extend(
-                    entries
-                        .flatten()
-                        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
-                        .map(|e| e.path()),
-                );
+            }
+            match directories(&dir) {
+                Err(error) if below && error.is_gone() => {}
+                found => dirs.extend(found?),
             }
         }
         pids.sort_unstable();
@@ -380,50 +404,81 @@ impl Cgroup {
     /// left but zombies.
     ///
     /// # Errors
-    /// When some are still there after `limit`.
+    /// When some are still there after `limit`, or that cannot be told.
     pub fn kill(&self, limit: Duration) -> Result<(), CgroupError> {
         let start = Instant::now();
         loop {
-            let kill_file = self.unified.join("cgroup.kill");
-            if kill_file.exists() {
-                // Also reaches what forks meanwhile (Linux 5.14).
-                write(&kill_file, "1")?;
-            }
-            let mut alive = false;
-            for pid in self.processes().unwrap_or_default() {
-                if is_zombie(pid) {
-                    continue;
-                }
-                alive = true;
-                if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                }
-            }
-            if !alive {
-                return Ok(());
-            }
-            if start.elapsed() > limit {
-                return Err(CgroupError::Timeout {
+            let alive = match self.kill_once() {
+                Ok(alive) => alive.then(|| CgroupError::Timeout {
                     path: self.unified.clone(),
                     wanted: "empty",
                     waited_ms: start.elapsed().as_millis(),
-                });
+                }),
+                // With all that was in it. systemd removes a scope that is empty.
+                Err(error) if error.is_gone() => None,
+                // Who could not be looked for may be there.
+                Err(error) => Some(error),
+            };
+            match alive {
+                None => return Ok(()),
+                Some(error) if start.elapsed() > limit => return Err(error),
+                Some(_) => thread::sleep(Duration::from_millis(1)),
             }
-            thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Whether there was anything to kill.
+    fn kill_once(&self) -> Result<bool, CgroupError> {
+        let kill_file = self.unified.join("cgroup.kill");
+        if kill_file.exists() {
+            // Also reaches what forks meanwhile (Linux 5.14).
+            write(&kill_file, "1")?;
+        }
+        let mut alive = false;
+        for pid in self.processes()? {
+            if is_zombie(pid) {
+                continue;
+            }
+            alive = true;
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        Ok(alive)
     }
 }
 
+/// The directories in one.
+fn directories(dir: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let failed = |source| CgroupError::Io {
+        verb: "read",
+        path: dir.to_path_buf(),
+        source,
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        // The hierarchy tells it with the name.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
 /// Whether a process that lives is below another in the tree of processes.
-fn descends_from(pid: i32, ancestor: i32) -> bool {
-    let mut next = Stat::of(pid).filter(|stat| !stat.has_ended());
+fn descends_from(pid: i32, ancestor: i32) -> io::Result<bool> {
+    let mut next = Stat::of(pid)?.filter(|stat| !stat.has_ended());
     while let Some(stat) = next {
         if stat.parent == ancestor {
-            return true;
+            return Ok(true);
         }
-        next = (stat.parent > 1).then(|| Stat::of(stat.parent)).flatten();
+        next = match stat.parent {
+            ..=1 => None,
+            parent => Stat::of(parent)?,
+        };
     }
-    false
+    Ok(false)
 }
 
 /// Whether `/proc/<pid>/syscall` tells of a process that is being made: that blocks only
@@ -453,9 +508,10 @@ fn is_named(directory: &str, id: &str) -> bool {
 /// How long what was frozen may take to be so again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Whether a process has ended and only waits to be reaped, or is gone.
+/// Whether a process has ended and only waits to be reaped, or is gone. One that cannot be looked
+/// at lives.
 fn is_zombie(pid: i32) -> bool {
-    Stat::of(pid).is_none_or(|stat| stat.has_ended())
+    Stat::of(pid).is_ok_and(|stat| stat.is_none_or(|stat| stat.has_ended()))
 }
 
 /// A frozen container. Thawed by [`Frozen::thaw`], or when dropped.
@@ -566,16 +622,38 @@ mod tests {
     #[test]
     fn children_of_children_descend() {
         let own = std::process::id() as i32;
-        let parent = Stat::of(own).unwrap().parent;
-        assert!(descends_from(own, parent));
-        assert!(!descends_from(parent, own));
+        let parent = Stat::of(own).unwrap().unwrap().parent;
+        assert!(descends_from(own, parent).unwrap());
+        assert!(!descends_from(parent, own).unwrap());
         let mut child = std::process::Command::new("sleep")
             .arg("9")
             .spawn()
             .unwrap();
-        assert!(descends_from(child.id() as i32, parent));
+        assert!(descends_from(child.id() as i32, parent).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone_is_empty_and_one_that_cannot_be_read_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| Cgroup {
+            unified: dir.path().join(name),
+            freezer: None,
+            id: 1,
+        };
+        assert!(at("gone").processes().unwrap_err().is_gone());
+        at("gone").kill(Duration::ZERO).unwrap();
+        // A directory: its open succeeds, and its read fails.
+        fs::create_dir_all(dir.path().join("odd/cgroup.procs")).unwrap();
+        let error = at("odd").kill(Duration::ZERO).unwrap_err();
+        assert!(!error.is_gone(), "{error}");
+        // Of a child that cannot be read nothing is passed over either.
+        fs::create_dir(dir.path().join("whole")).unwrap();
+        fs::write(dir.path().join("whole/cgroup.procs"), "7\n").unwrap();
+        assert_eq!(at("whole").processes().unwrap(), [7]);
+        fs::create_dir_all(dir.path().join("whole/child/cgroup.procs")).unwrap();
+        assert!(at("whole").processes().is_err());
     }
 
     #[test]

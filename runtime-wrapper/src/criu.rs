@@ -31,7 +31,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crab_store::{
@@ -52,7 +52,7 @@ pub use self::{
 };
 use crate::{
     program::find_program,
-    reaper::{Limit, Reaper},
+    reaper::{KILLED, Limit, Reaper},
 };
 
 /// The oldest CRIU that dumps on current kernels: earlier ones do not know
@@ -61,6 +61,10 @@ const MINIMUM: (u32, u32) = (3, 17);
 
 /// For how long `criu check` may take.
 const CHECK_LIMIT: Duration = Duration::from_secs(20);
+
+/// For how long the answer is kept that it does not work: a host that has no memory or no
+/// processes left for the check has some again.
+const REFUSAL_KEPT: Duration = Duration::from_secs(60);
 
 /// The file without which no time namespace is made.
 const TIMENS: &str = "timens-0.img";
@@ -283,8 +287,9 @@ pub struct Criu {
 }
 
 impl Criu {
-    /// Finds CRIU and checks that it works with this kernel: it is asked (`criu check`)
-    /// once per boot and program, and its answer kept in `cache`.
+    /// Finds CRIU and checks that it works with this kernel (`criu check`). That it does is kept
+    /// in `cache` for this boot and program. That it does not, with its reason, is kept for
+    /// a minute, and so is that it took too long to say; anything else that fails is not.
     ///
     /// # Errors
     /// One line for people: why no process image can be taken, and what to do.
@@ -296,17 +301,8 @@ impl Criu {
             ));
         };
         let key = identity(&program);
-        if let Ok(kept) = fs::read_to_string(cache)
-            && let Some((kept_key, answer)) = kept.split_once('\n')
-            && kept_key == key
-            && let Some((version, reason)) = answer.split_once('\n')
-        {
-            return match reason {
-                "" => Ok(Self {
-                    version: version.into(),
-                }),
-                reason => Err(reason.to_string()),
-            };
+        if let Some(kept) = Self::kept(cache, &key) {
+            return kept;
         }
         let version = version(&program, reaper)?;
         if parse_version(&version).is_some_and(|v| v < MINIMUM) {
@@ -317,27 +313,65 @@ impl Criu {
         }
         let mut check = Command::new(&program);
         check.arg("check").stdout(Stdio::null());
+        let start = Instant::now();
         let (status, text) = reaper
             .output(&mut check, Some(Limit::after(CHECK_LIMIT)))
             .map_err(|e| format!("run {}: {e}", program.display()))?;
-        let reason = (status != 0).then(|| {
-            let text = String::from_utf8_lossy(&text);
-            let said = text
-                .lines()
-                .find(|line| line.contains("Error"))
-                .unwrap_or("it gave no reason");
-            format!(
-                "CRIU {version} does not work on this kernel ({}); a newer criu may",
-                said.trim()
-            )
-        });
+        let took = start.elapsed();
         // Only a cache: without it the check is made again.
-        let said = reason.clone().unwrap_or_default();
-        let _ = fs::write(cache, format!("{key}\n{version}\n{said}"));
-        match reason {
-            None => Ok(Self { version }),
-            Some(reason) => Err(reason),
+        let keep = |reason: &str| {
+            let _ = fs::write(cache, format!("{key}\n{version}\n{reason}"));
+        };
+        if status == 0 {
+            keep("");
+            return Ok(Self { version });
         }
+        let text = String::from_utf8_lossy(&text);
+        let said = text.lines().find(|line| line.contains("Error"));
+        let (reason, is_answer) = match said {
+            _ if status > KILLED => (
+                format!(
+                    "whether CRIU {version} works on this kernel is not known: its check was \
+                     killed by signal {} after {} s; it is made again",
+                    status - KILLED,
+                    took.as_secs()
+                ),
+                // One that always takes so long is not worth it for every turn.
+                took >= CHECK_LIMIT,
+            ),
+            Some(said) => (
+                format!(
+                    "CRIU {version} does not work on this kernel ({}); a newer criu may",
+                    said.trim()
+                ),
+                true,
+            ),
+            None => (
+                format!(
+                    "whether CRIU {version} works on this kernel is not known: its check ended \
+                     with {status} and gave no reason; it is made again"
+                ),
+                false,
+            ),
+        };
+        if is_answer {
+            keep(&reason);
+        }
+        Err(reason)
+    }
+
+    /// The answer that is in the cache for this program, if it still holds.
+    fn kept(cache: &Path, key: &str) -> Option<Result<Self, String>> {
+        let kept = fs::read_to_string(cache).ok()?;
+        let (_, answer) = kept.split_once('\n').filter(|(of, _)| *of == key)?;
+        let (version, reason) = answer.split_once('\n')?;
+        if reason.is_empty() {
+            let version = version.into();
+            return Some(Ok(Self { version }));
+        }
+        // By a clock that may be set: one from the future is too old as well.
+        let age = fs::metadata(cache).ok()?.modified().ok()?.elapsed().ok()?;
+        (age < REFUSAL_KEPT).then(|| Err(reason.to_string()))
     }
 }
 
@@ -369,7 +403,7 @@ fn identity(program: &Path) -> String {
 fn version(program: &Path, reaper: &Reaper) -> Result<String, String> {
     let mut command = Command::new(program);
     command.arg("--version");
-    let text = reaper
+    let (_, text) = reaper
         .answer(&mut command, Limit::after(CHECK_LIMIT))
         .map_err(|e| format!("run {}: {e}", program.display()))?;
     String::from_utf8_lossy(&text)

@@ -72,9 +72,10 @@ impl Limit {
 }
 
 /// Whether a process is on its way out, or gone. One that is waits for others then,
-/// and is neither a zombie nor to be seen by its signals.
+/// and is neither a zombie nor to be seen by its signals. One that cannot be looked at now is
+/// looked at again.
 fn is_ending(pid: i32) -> bool {
-    Stat::of(pid).is_none_or(|stat| stat.is_exiting())
+    Stat::of(pid).is_ok_and(|stat| stat.is_none_or(|stat| stat.is_exiting()))
 }
 
 /// Ends a process group unless it is dropped in time.

@@ -7,7 +7,8 @@
 //!
 //! The program itself is asked (`--version`, and one that is not known to Crab also
 //! `features` and `--help`), when an image is first wanted and not before: a container
-//! that needs none costs no call. The answer is kept for as long as the file is the same.
+//! that needs none costs no call. The answer is kept for as long as the file is the same; that
+//! there was none is not.
 
 use std::{
     collections::HashMap,
@@ -195,12 +196,19 @@ impl Driver {
     }
 
     fn ask(program: &Path, reaper: &Reaper) -> io::Result<Self> {
-        let said = |args: &str| {
+        let said = |word: &str| {
             let mut command = Command::new(program);
-            command.arg(args);
-            reaper.answer(&mut command, Limit::after(ASK_LIMIT))
+            command.arg(word);
+            let (status, text) = reaper.answer(&mut command, Limit::after(ASK_LIMIT))?;
+            Ok::<_, io::Error>((status, String::from_utf8_lossy(&text).into_owned()))
         };
-        let version = String::from_utf8_lossy(&said("--version")?).into_owned();
+        // One that cannot even say this has no memory or no threads, perhaps: by its path it
+        // would be taken for another runtime.
+        let (status, version) = said("--version")?;
+        if status != 0 {
+            let why = format!("--version ended with {status}");
+            return Err(io::Error::other(why));
+        }
         let name = name_of(&version, program);
         Ok(match name.split(' ').next().unwrap_or_default() {
             "runc" => Self {
@@ -219,8 +227,9 @@ impl Driver {
                 Self::without(name, &why)
             }
             _ => {
-                let features = String::from_utf8_lossy(&said("features")?).into_owned();
-                let help = String::from_utf8_lossy(&said("--help")?).into_owned();
+                // Whoever does not know the one fails, and has the other.
+                let (_, features) = said("features")?;
+                let (_, help) = said("--help")?;
                 Self::other(name, &features, &help)
             }
         })

@@ -4,7 +4,8 @@
 //!
 //! * [`oci`] runs the OCI runtime, which may be [`builtin`]; [`driver`] tells which one
 //!   that is and what it can do, [`sealed`] spares it to copy itself, [`reaper`] collects
-//!   the exits of everything below this process, [`orphans`] ends what a dead one left.
+//!   the exits of everything below this process, [`descriptors`] keeps its own limit from it,
+//!   [`orphans`] ends what a dead one left.
 //! * [`hooks`] runs what belongs to a container's real end.
 //! * [`cgroup`] finds and freezes a container, [`procs`] tells which of its
 //!   processes matter and whether they ran, [`waits`] whether they wait to be told more.
@@ -22,6 +23,7 @@ pub mod cgroup;
 mod checkpoint_options;
 pub mod criu;
 mod deadline;
+pub mod descriptors;
 pub mod driver;
 pub mod files;
 pub mod foreign;

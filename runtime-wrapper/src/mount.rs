@@ -11,6 +11,8 @@ use std::{
     fs, io,
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -193,23 +195,45 @@ pub fn unmount_all(target: &Path) -> Result<(), MountError> {
             Ok(()) => {}
             // Not a mount point, or nothing there.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
-            Err(rustix::io::Errno::BUSY) => {
-                unmount(target, UnmountFlags::DETACH)
-                    .map_err(|e| MountError::new("unmount", target, e))?;
-            }
+            Err(rustix::io::Errno::BUSY) => detach(target)?,
             Err(error) => return Err(MountError::new("unmount", target, error)),
+        }
+    }
+}
+
+/// Unmounts lazily what was mounted there a moment ago; somebody else may have done so since.
+fn detach(target: &Path) -> Result<(), MountError> {
+    match unmount(target, UnmountFlags::DETACH) {
+        Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(MountError::new("unmount", target, error)),
+    }
+}
+
+/// For how long somebody on the host may use a mount who only looks at it: a `statfs` of a
+/// monitor, the walk of a path through it. That takes microseconds.
+const PASSING: Duration = Duration::from_secs(2);
+
+/// Unmounts with these flags, again for as long as whoever uses it may only pass.
+fn unmount_when_free(target: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match unmount(target, flags) {
+            Err(rustix::io::Errno::BUSY) if start.elapsed() < PASSING => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            done => return done,
         }
     }
 }
 
 /// Whether nothing uses the mount at `target` beside the mount itself, so that it
 /// could be unmounted now. (The first expiring unmount only marks the mount, and tells
-/// whether it is in use: umount(2).)
+/// whether it is in use: umount(2).) Who only looks at it is waited for.
 ///
 /// # Errors
-/// When it is in use, or no mount point.
+/// When it stays in use, or is no mount point.
 pub fn check_unused(target: &Path) -> Result<(), MountError> {
-    match unmount(target, UnmountFlags::EXPIRE) {
+    match unmount_when_free(target, UnmountFlags::EXPIRE) {
         Err(rustix::io::Errno::AGAIN) => Ok(()),
         Err(error) => Err(MountError::new("unmount", target, error)),
         // Marked by somebody else before: gone now.
@@ -221,12 +245,14 @@ pub fn check_unused(target: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Unmounts the one mount at `target`, or fails if something still uses it.
+/// Unmounts the one mount at `target`, or fails if something still uses it. Who only looks at it
+/// is waited for.
 ///
 /// # Errors
-/// When it is busy or no mount point.
+/// When it stays busy or is no mount point.
 pub fn unmount_strict(target: &Path) -> Result<(), MountError> {
-    unmount(target, UnmountFlags::empty()).map_err(|e| MountError::new("unmount", target, e))
+    unmount_when_free(target, UnmountFlags::empty())
+        .map_err(|e| MountError::new("unmount", target, e))
 }
 
 /// Unmounts whatever is mounted below a directory: what a killed CRIU has left, which mounts the
@@ -238,10 +264,9 @@ pub fn unmount_below(dir: &Path) -> Result<(), MountError> {
     let table = Path::new("/proc/self/mountinfo");
     let table = fs::read(table).map_err(|e| MountError::new("read", table, e))?;
     let below = points(&table).into_iter().rev();
-    for point in below.filter(|point| point.starts_with(dir)) {
-        unmount(&point, UnmountFlags::DETACH).map_err(|e| MountError::new("unmount", &point, e))?;
-    }
-    Ok(())
+    below
+        .filter(|point| point.starts_with(dir))
+        .try_for_each(|point| detach(&point))
 }
 
 /// Removes a directory with all that is in it, but nothing of what is mounted there: that is
@@ -393,6 +418,32 @@ mod tests {
             );
         }
         assert!(place(&root, "/absolute/passwd").is_err());
+    }
+
+    #[test]
+    fn who_only_looks_at_a_mount_holds_up_no_unmount() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root mounts");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path();
+        mount("crab-test", at, "tmpfs", MountFlags::empty(), None).unwrap();
+        let used_for_a_while = |then: fn(&Path) -> Result<(), MountError>| {
+            let looks = fs::File::open(at).unwrap();
+            let until = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(100));
+                drop(looks);
+            });
+            then(at).unwrap();
+            until.join().unwrap();
+        };
+        used_for_a_while(check_unused);
+        used_for_a_while(unmount_strict);
+        // Nothing is mounted there any more: somebody else was quicker.
+        assert!(unmount_strict(at).is_err());
+        detach(at).unwrap();
+        detach(&at.join("gone")).unwrap();
     }
 
     #[test]

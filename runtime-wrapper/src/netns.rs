@@ -121,7 +121,8 @@ pub fn remove(path: &Path) -> Result<(), NetnsError> {
         return Ok(());
     }
     match unmount(path, UnmountFlags::DETACH) {
-        Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+        // Somebody else has let go of it, perhaps.
+        Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => {}
         Err(source) => {
             return Err(NetnsError {
                 verb: "unmount",
@@ -130,11 +131,14 @@ pub fn remove(path: &Path) -> Result<(), NetnsError> {
             });
         }
     }
-    fs::remove_file(path).map_err(|source| NetnsError {
-        verb: "remove",
-        path: path.to_path_buf(),
-        source,
-    })
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(NetnsError {
+            verb: "remove",
+            path: path.to_path_buf(),
+            source,
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn unshare_net() -> io::Result<()> {

@@ -432,7 +432,7 @@ impl Runtime {
     pub fn check_cgroups_mode(&self, mode: CgroupsMode) -> Result<(), OciError> {
         let mut command = self.program.command();
         command.args(["checkpoint", "--help"]);
-        let help = self
+        let (_, help) = self
             .reaper
             .answer(&mut command, Limit::after(HELP_LIMIT))
             .map_err(|e| self.spawn_error(e))?;

@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs,
+    fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread,
@@ -21,7 +21,10 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{call::LOG_PREFIX, stat::Stat};
+use crate::{
+    call::LOG_PREFIX,
+    stat::{Stat, unless_gone},
+};
 
 /// A process of the host.
 struct Found {
@@ -33,14 +36,16 @@ struct Found {
 }
 
 impl Found {
-    fn of(pid: i32) -> Option<Self> {
-        let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
-        Some(Self {
+    /// Nothing if it is gone.
+    fn of(pid: i32) -> io::Result<Option<Self>> {
+        let stat = Stat::of(pid)?.filter(|stat| !stat.has_ended());
+        let command_line = unless_gone(fs::read(format!("/proc/{pid}/cmdline")))?;
+        Ok(stat.zip(command_line).map(|(stat, command_line)| Self {
             pid,
             group: stat.group,
             comm: stat.comm,
-            command_line: fs::read(format!("/proc/{pid}/cmdline")).ok()?,
-        })
+            command_line,
+        }))
     }
 
     /// It writes a log of the runtime's in this bundle.
@@ -67,20 +72,25 @@ impl Found {
 /// The runtime's calls that work on this bundle, and each CRIU that they run or that works
 /// below one of these directories. The calls' process groups are added to `groups`: one that
 /// was ended just now may have started a CRIU that has no title yet.
-fn find(bundle: &Path, images: &[PathBuf], groups: &mut BTreeSet<i32>) -> Vec<i32> {
+///
+/// # Errors
+/// When a process cannot be read.
+fn find(bundle: &Path, images: &[PathBuf], groups: &mut BTreeSet<i32>) -> io::Result<Vec<i32>> {
     let own = std::process::id() as i32;
-    let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let all: Vec<Found> = names
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|pid| *pid != own)
-        .filter_map(Found::of)
-        .collect();
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse().ok());
+        if let Some(pid) = pid.filter(|pid| *pid != own) {
+            all.extend(Found::of(pid)?);
+        }
+    }
     let calls = || all.iter().filter(|found| found.works_on(bundle));
     groups.extend(calls().map(|found| found.group));
     let criu = all.iter().filter(|found| {
         found.comm == "criu" && (groups.contains(&found.group) || found.works_in(images))
     });
-    calls().chain(criu).map(|found| found.pid).collect()
+    Ok(calls().chain(criu).map(|found| found.pid).collect())
 }
 
 /// Ends them and returns when they are gone; false if they are not after `limit`.
@@ -88,14 +98,15 @@ pub fn end(bundle: &Path, images: &[PathBuf], limit: Duration) -> bool {
     let start = Instant::now();
     let mut groups = BTreeSet::new();
     loop {
-        let found = find(bundle, images, &mut groups);
-        if found.is_empty() {
+        // Who could not be looked for may be there.
+        let found = find(bundle, images, &mut groups).ok();
+        if found.as_ref().is_some_and(Vec::is_empty) {
             return true;
         }
         if start.elapsed() > limit {
             return false;
         }
-        for pid in found.into_iter().filter_map(Pid::from_raw) {
+        for pid in found.into_iter().flatten().filter_map(Pid::from_raw) {
             // One that has just ended is what is wanted.
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -121,11 +132,14 @@ mod tests {
         let mut ours = sleeper(&log("c1"));
         let mut other = sleeper(&log("c10"));
         let bundle = dir.path().join("c1");
-        let find = || find(&bundle, &[], &mut BTreeSet::new());
+        let find = || find(&bundle, &[], &mut BTreeSet::new()).unwrap();
         while find().is_empty() {
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(find(), [ours.id() as i32]);
+        // And, between its fork and its exec, what the shell is about to run.
+        let found = find();
+        assert!(found.contains(&(ours.id() as i32)), "{found:?}");
+        assert!(!found.contains(&(other.id() as i32)), "{found:?}");
         assert!(end(&bundle, &[], Duration::from_secs(20)));
         assert!(!ours.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none(), "it lives");

@@ -22,12 +22,15 @@ use std::{
 use rustix::process::{Pid, WaitOptions, set_child_subreaper, wait};
 use tokio::sync::oneshot;
 
-use crate::deadline::Deadline;
 pub use crate::deadline::Limit;
+use crate::{deadline::Deadline, descriptors};
 
 /// How many exits nobody asked for are kept. Orphans of a container are
 /// reparented to the shim when its init is gone, and nobody ever asks for them.
 const PARKED: usize = 512;
+
+/// What the number of the signal that killed a process is told beyond.
+pub(crate) const KILLED: u32 = 128;
 
 /// How much of an answer is read.
 const ANSWER_LIMIT: u64 = 1 << 20;
@@ -64,11 +67,17 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Makes this process a subreaper and starts to collect.
+    /// Makes this process a subreaper and starts to collect; from the second call on it is the
+    /// one that there is: two would take each other's exits.
     ///
     /// # Errors
     /// When the kernel refuses the subreaper flag or a thread.
     pub fn start() -> io::Result<Self> {
+        static ONE: Mutex<Option<Reaper>> = Mutex::new(None);
+        let mut one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reaper) = &*one {
+            return Ok(reaper.clone());
+        }
         set_child_subreaper(Pid::from_raw(1))?;
         let reaper = Self {
             shared: Arc::new((Mutex::default(), Condvar::new())),
@@ -78,7 +87,7 @@ impl Reaper {
             .name("reaper".into())
             .stack_size(128 * 1024)
             .spawn(move || this.collect())?;
-        Ok(reaper)
+        Ok(one.insert(reaper).clone())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -93,7 +102,7 @@ impl Reaper {
                 Ok(Some((pid, status))) => {
                     let status = match (status.exit_status(), status.terminating_signal()) {
                         (Some(code), _) => code as u32,
-                        (None, Some(signal)) => 128 + signal as u32,
+                        (None, Some(signal)) => KILLED + signal as u32,
                         (None, None) => continue,
                     };
                     self.deliver(
@@ -160,11 +169,13 @@ impl Reaper {
         receiver
     }
 
-    /// Starts a command whose exit is told through the receiver.
+    /// Starts a command whose exit is told through the receiver, with the limit of descriptors
+    /// that this process was given.
     ///
     /// # Errors
     /// When the command cannot be started.
     pub fn spawn(&self, command: &mut Command) -> io::Result<(Child, oneshot::Receiver<Exit>)> {
+        descriptors::give(command);
         let (sender, receiver) = oneshot::channel();
         // Held over the fork, so that the exit finds its waiter.
         let mut state = self.state();
@@ -231,25 +242,35 @@ impl Reaper {
         Ok((exit.status, text))
     }
 
-    /// Runs a command to its end, within the limit, for what it prints on its stdout.
+    /// Runs a command to its end, within the limit, for its exit code and what it prints on
+    /// its stdout.
     ///
     /// # Errors
-    /// When the command cannot be started or its output not be read.
-    pub fn answer(&self, command: &mut Command, limit: Limit) -> io::Result<Vec<u8>> {
+    /// When the command cannot be started or its output not be read, or when it was killed, at
+    /// the limit or by somebody else: what it had said by then is no answer.
+    pub fn answer(&self, command: &mut Command, limit: Limit) -> io::Result<(u32, Vec<u8>)> {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .process_group(0);
         let (mut child, exit) = self.spawn(command)?;
+        let start = Instant::now();
         let deadline = Deadline::of(child.id(), limit);
         let mut text = Vec::new();
         if let Some(stdout) = child.stdout.take() {
             io::Read::read_to_end(&mut io::Read::take(stdout, ANSWER_LIMIT), &mut text)?;
         }
-        let _ = exit.blocking_recv();
+        let exit = exit
+            .blocking_recv()
+            .map_err(|_| io::Error::other("the reaper is gone"))?;
         drop(deadline);
-        Ok(text)
+        if exit.status > KILLED {
+            let (signal, took) = (exit.status - KILLED, start.elapsed().as_secs());
+            let why = format!("it was killed by signal {signal} after {took} s");
+            return Err(io::Error::new(io::ErrorKind::Interrupted, why));
+        }
+        Ok((exit.status, text))
     }
 }
 

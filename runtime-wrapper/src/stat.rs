@@ -2,6 +2,9 @@
 //! `/proc/<pid>/stat` (proc_pid_stat(5)), also of processes whose names are chosen to
 //! confuse: a name may hold brackets, spaces and bytes that are no UTF-8. And the threads
 //! of a process, with how far each has run.
+//!
+//! Only what the kernel says is gone is gone. That there is no descriptor or no memory to look
+//! with is an error: who took it for an end would pass over a process that lives.
 
 use std::{
     fs, io,
@@ -32,13 +35,24 @@ pub(crate) struct Stat {
 
 impl Stat {
     /// That of a process; nothing if it is gone.
-    pub(crate) fn of(pid: i32) -> Option<Self> {
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn of(pid: i32) -> io::Result<Option<Self>> {
         Self::read(Path::new(&format!("/proc/{pid}/stat")))
     }
 
     /// That of a process or a thread, by its file.
-    pub(crate) fn read(path: &Path) -> Option<Self> {
-        Self::parse(&String::from_utf8_lossy(&fs::read(path).ok()?))
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn read(path: &Path) -> io::Result<Option<Self>> {
+        let Some(stat) = unless_gone(fs::read(path))? else {
+            return Ok(None);
+        };
+        let stat = Self::parse(&String::from_utf8_lossy(&stat));
+        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "no line of a process");
+        stat.ok_or_else(unknown).map(Some)
     }
 
     /// `pid (comm) state ppid pgrp session tty tpgid flags ...`
@@ -80,24 +94,48 @@ impl Stat {
     }
 }
 
-/// The threads of a process, by their ids, and each one's directory in `/proc`.
+/// What was read of a process; nothing if the process is gone, before (`ENOENT`) or after
+/// (`ESRCH`) it was opened.
 ///
 /// # Errors
-/// When the process is gone.
-pub(crate) fn threads(pid: i32) -> io::Result<impl Iterator<Item = (i32, PathBuf)>> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
-    Ok(entries.filter_map(|entry| {
-        let tid = entry.file_name().to_str()?.parse().ok()?;
-        Some((tid, entry.path()))
-    }))
+/// Any other.
+pub(crate) fn unless_gone<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The threads of a process, by their ids, and each one's directory in `/proc`; none if it is
+/// gone.
+///
+/// # Errors
+/// When they cannot be listed.
+pub(crate) fn threads(pid: i32) -> io::Result<Vec<(i32, PathBuf)>> {
+    let mut threads = Vec::new();
+    let entries = unless_gone(fs::read_dir(format!("/proc/{pid}/task")))?;
+    for entry in entries.into_iter().flatten() {
+        let Some(entry) = unless_gone(entry)? else {
+            break;
+        };
+        let tid = entry.file_name().to_str().and_then(|tid| tid.parse().ok());
+        threads.extend(tid.map(|tid| (tid, entry.path())));
+    }
+    Ok(threads)
 }
 
 /// Run time in nanoseconds and time slices of a thread so far (proc_pid_schedstat);
 /// nothing if it is gone.
-pub(crate) fn ran(thread: &Path) -> Option<(u64, u64)> {
-    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
-    let mut fields = text.split_ascii_whitespace();
-    Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
+///
+/// # Errors
+/// When they cannot be read.
+pub(crate) fn ran(thread: &Path) -> io::Result<Option<(u64, u64)>> {
+    let text = unless_gone(fs::read_to_string(thread.join("schedstat")))?;
+    Ok(text.and_then(|text| {
+        let mut fields = text.split_ascii_whitespace();
+        Some((fields.next()?.parse().ok()?, fields.nth(1)?.parse().ok()?))
+    }))
 }
 
 #[cfg(test)]
@@ -137,7 +175,7 @@ mod tests {
             rustix::thread::set_name(c"\xff\xfe").unwrap();
             Stat::read(Path::new("/proc/thread-self/stat")).unwrap()
         });
-        let stat = read.join().unwrap();
+        let stat = read.join().unwrap().unwrap();
         assert!(!stat.has_ended());
         assert!(stat.comm.contains('\u{fffd}'));
     }

@@ -3,30 +3,30 @@
 //!
 //! ```text
 //! v1  memory.oom_control --eventfd--+
-//! v2  memory.events --inotify-------+--> oom_kill larger than what was told? --> /tasks/oom
+//! v2  memory.events --poll----------+--> oom_kill larger than what was told? --> /tasks/oom
 //! an exit is about to be told ------+
 //! ```
 //! The kernel's count decides, not how often it rings: nothing is told twice, and as each
 //! exit has the count looked at first, the event never comes after the exit that it explains.
-//! There is one inotify per shim: few are to be had, and the Go shim's, one per container,
-//! have been used up on hosts with many.
+//! Where nothing rings, exits alone have it looked at.
+//!
+//! No inotify, which the kernel's documents name for v2: of those there are 128 for all of a
+//! user's processes by default (`fs.inotify.max_user_instances`), and shims are root's.
 
 use std::{
-    collections::HashMap,
     fs::{self, File},
     io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context, Result};
 use containerd_shim_protos::events::task as events;
-use rustix::{
-    event::{EventfdFlags, eventfd},
-    fs::inotify,
-};
+use rustix::event::{EventfdFlags, eventfd};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     task::JoinHandle,
@@ -103,70 +103,50 @@ fn count_below(dir: &Path) -> u64 {
     below + keyed(&dir.join("memory.oom_control"), "oom_kill ")
 }
 
-/// Watches the containers of a shim.
-#[derive(Default)]
-pub(crate) struct OomWatcher {
-    /// Made for the first container that needs it.
-    inotify: Mutex<Option<Arc<Inotify>>>,
-}
-
 /// A watched container; dropped, it is not watched any more.
 pub(crate) struct OomWatch {
     kills: Arc<Kills>,
-    _bell: Bell,
+    /// What rings when it may be time to look.
+    bell: Option<JoinHandle<()>>,
 }
 
-/// What rings when it may be time to look.
-enum Bell {
-    V1(JoinHandle<()>),
-    V2 { inotify: Arc<Inotify>, watch: i32 },
-}
-
-impl OomWatcher {
-    /// Watches a container; none where its memory is not limited by a cgroup.
-    pub(crate) fn watch(
-        &self,
-        id: &str,
-        groups: &Groups,
-        publisher: &Publisher,
-    ) -> Result<Option<OomWatch>> {
-        let unified = Groups::unified();
-        let (controller, file) = match unified {
-            true => ("", "memory.events"),
-            false => ("memory", "memory.oom_control"),
-        };
-        let dir = groups.dir(controller);
-        let Some(dir) = dir.filter(|dir| dir.join(file).exists()) else {
-            return Ok(None);
-        };
-        let path = dir.join(file);
-        let kills = Arc::new(Kills {
-            id: id.into(),
-            publisher: publisher.clone(),
-            dir,
-            unified,
-            told: Mutex::default(),
-        });
-        let bell = match unified {
-            true => self.inotify()?.watch(&path, &kills),
-            false => ring_by_eventfd(&path, kills.clone()),
-        };
-        let bell = bell.with_context(|| format!("watch {}", path.display()))?;
-        // A cgroup that was there before has a past.
-        *lock(&kills.told) = kills.count();
-        Ok(Some(OomWatch { kills, _bell: bell }))
+/// Watches a container; none where its memory is not limited by a cgroup.
+pub(crate) fn watch(id: &str, groups: &Groups, publisher: &Publisher) -> Option<OomWatch> {
+    let unified = Groups::unified();
+    let (controller, file) = match unified {
+        true => ("", "memory.events"),
+        false => ("memory", "memory.oom_control"),
+    };
+    let dir = groups.dir(controller)?;
+    let path = dir.join(file);
+    if !path.exists() {
+        return None;
     }
-
-    fn inotify(&self) -> Result<Arc<Inotify>> {
-        let mut inotify = lock(&self.inotify);
-        match &*inotify {
-            Some(inotify) => Ok(inotify.clone()),
-            None => {
-                let new = Inotify::start().context("make an inotify instance")?;
-                Ok(inotify.insert(new).clone())
-            }
-        }
-    }
+    let kills = Arc::new(Kills {
+        id: id.into(),
+        publisher: publisher.clone(),
+        dir,
+        unified,
+        told: Mutex::default(),
+    });
+    let ringing = kills.clone();
+    let bell = match unified {
+        true => ring_by_poll(&path, move || {
+            ringing.look();
+        }),
+        false => ring_by_eventfd(&path, ringing),
+    };
+    let bell = bell.inspect_err(|error| {
+        // Worth no container's life.
+        let path = path.display();
+        tracing::warn!(%path, %error, "OOM events come with exits alone");
+    });
+    // A cgroup that was there before has a past.
+    *lock(&kills.told) = kills.count();
+    Some(OomWatch {
+        kills,
+        bell: bell.ok(),
+    })
 }
 
 impl OomWatch {
@@ -176,89 +156,52 @@ impl OomWatch {
     }
 }
 
-impl Drop for Bell {
+impl Drop for OomWatch {
     fn drop(&mut self) {
-        match self {
-            Self::V1(task) => task.abort(),
-            Self::V2 { inotify, watch } => {
-                lock(&inotify.watched).remove(watch);
-                // It went by itself with the cgroup, perhaps.
-                let _ = inotify::remove_watch(inotify.fd.get_ref(), *watch);
-            }
+        if let Some(bell) = &self.bell {
+            bell.abort();
         }
     }
 }
 
-/// The one inotify of this shim.
-struct Inotify {
-    fd: AsyncFd<OwnedFd>,
-    watched: Mutex<HashMap<i32, Weak<Kills>>>,
-}
-
-impl Inotify {
-    fn start() -> io::Result<Arc<Self>> {
-        let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-        let fd = inotify::init(flags)?;
-        let this = Arc::new(Self {
-            fd: register(fd)?,
-            watched: Mutex::default(),
-        });
-        let ringing = this.clone();
-        // As long as the shim lives.
-        tokio::spawn(async move { while ringing.ring().await.is_ok() {} });
-        Ok(this)
-    }
-
-    fn watch(self: Arc<Self>, file: &Path, kills: &Arc<Kills>) -> io::Result<Bell> {
-        let mut watched = lock(&self.watched);
-        let watch = inotify::add_watch(self.fd.get_ref(), file, inotify::WatchFlags::MODIFY)?;
-        watched.insert(watch, Arc::downgrade(kills));
-        drop(watched);
-        Ok(Bell::V2 {
-            inotify: self,
-            watch,
-        })
-    }
-
-    async fn ring(&self) -> io::Result<()> {
-        let mut ready = self.fd.readable().await?;
-        let mut space = [std::mem::MaybeUninit::uninit(); 4096];
-        let mut events = inotify::Reader::new(self.fd.get_ref().as_fd(), &mut space);
-        loop {
-            match events.next() {
-                Ok(event) => {
-                    let kills = lock(&self.watched).get(&event.wd()).cloned();
-                    if let Some(kills) = kills.and_then(|kills| kills.upgrade()) {
-                        kills.look();
-                    }
-                }
-                Err(rustix::io::Errno::AGAIN) => {
-                    ready.clear_ready();
-                    return Ok(());
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn register<T: AsRawFd>(fd: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     // SAFETY: the descriptor is owned, stays the same one and stays open until the
     // registration is dropped together with it.
-    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    let registered = unsafe { AsyncFd::register_with_interest(fd, interest) };
     Ok(registered?)
 }
 
-fn ring_by_eventfd(control: &Path, kills: Arc<Kills>) -> io::Result<Bell> {
+/// Does something each time that a file of a v2 cgroup is changed by the kernel, until the
+/// cgroup is gone. A change is an exceptional condition (`EPOLLPRI`) until it is read.
+fn ring_by_poll(
+    file: &Path,
+    mut look: impl FnMut() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let file = register(File::open(file)?, Interest::PRIORITY)?;
+    let mut byte = [0];
+    // From here on changes ring.
+    file.get_ref().read_at(&mut byte, 0)?;
+    Ok(tokio::spawn(async move {
+        while let Ok(mut rings) = file.ready(Interest::PRIORITY).await {
+            // First: what changes after this rings again.
+            rings.clear_ready();
+            if file.get_ref().read_at(&mut byte, 0).is_err() {
+                return;
+            }
+            look();
+        }
+    }))
+}
+
+fn ring_by_eventfd(control: &Path, kills: Arc<Kills>) -> io::Result<JoinHandle<()>> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let file = File::open(control)?;
     fs::write(
         control.with_file_name("cgroup.event_control"),
         format!("{} {}", bell.as_raw_fd(), file.as_raw_fd()),
     )?;
-    let bell = register(bell)?;
-    Ok(Bell::V1(tokio::spawn(async move {
+    let bell = register(bell, Interest::READABLE)?;
+    Ok(tokio::spawn(async move {
         while hear(&bell).await.is_ok() {
             let mut found = false;
             for pause in KILL_COMES {
@@ -273,7 +216,7 @@ fn ring_by_eventfd(control: &Path, kills: Arc<Kills>) -> io::Result<Bell> {
                 kills.tell();
             }
         }
-    })))
+    }))
 }
 
 async fn hear(bell: &AsyncFd<OwnedFd>) -> io::Result<()> {
@@ -291,7 +234,52 @@ async fn hear(bell: &AsyncFd<OwnedFd>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use crab_runtime::reaper::Reaper;
+    use tokio::sync::mpsc::unbounded_channel;
+
     use super::*;
+
+    /// Whether something is in a cgroup is told by the same means as how much was killed, and
+    /// needs no memory controller.
+    #[tokio::test]
+    async fn a_change_of_a_file_of_a_cgroup_rings_each_time() {
+        let v2 = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+        let v2 = v2.iter().map(Path::new);
+        let Some(v2) = v2.into_iter().find(|dir| dir.join("cgroup.procs").exists()) else {
+            eprintln!("skipped: no cgroup v2 is mounted");
+            return;
+        };
+        let dir = match tempfile::tempdir_in(v2) {
+            Ok(dir) => dir.keep(),
+            Err(error) => {
+                eprintln!("skipped: no cgroup can be made: {error}");
+                return;
+            }
+        };
+        let (told, mut rings) = unbounded_channel();
+        let watch = ring_by_poll(&dir.join("cgroup.events"), move || {
+            let _ = told.send(());
+        });
+        let watch = watch.unwrap();
+        for _ in 0..3 {
+            // In it, and out of it as it ends.
+            let mut inside = Command::new("sh");
+            let script = "echo $$ >\"$0\"/cgroup.procs";
+            inside.args(["-c", script]).arg(&dir);
+            let run = move || Reaper::start()?.output(&mut inside, None);
+            let ended = tokio::task::spawn_blocking(run).await.unwrap();
+            let (status, said) = ended.unwrap();
+            assert_eq!(status, 0, "{}", String::from_utf8_lossy(&said));
+            let rung = tokio::time::timeout(Duration::from_secs(60), rings.recv());
+            assert_eq!(rung.await, Ok(Some(())));
+        }
+        while fs::remove_dir(&dir).is_err() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        watch.abort();
+    }
 
     #[test]
     fn kills_of_child_cgroups_count_in_v1() {

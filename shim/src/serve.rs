@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use containerd_shim_protos::shim_async::{Task, create_task};
 use crab_api::sandbox_ttrpc::create_sandbox;
 use crab_config::Config;
-use crab_runtime::reaper::Reaper;
+use crab_runtime::{descriptors, reaper::Reaper};
 use tokio::{sync::Notify, time::timeout};
 use ttrpc::r#async::{Server, Service, transport::Listener};
 
@@ -27,7 +27,6 @@ use crate::{
     containers::Containers,
     control::Control,
     fault,
-    oom::OomWatcher,
     programs::Programs,
     publisher::Publisher,
     sandbox::Host,
@@ -86,6 +85,9 @@ fn task_services(service: Arc<dyn Task + Send + Sync>) -> HashMap<String, Servic
 
 /// Serves until containerd has the shim shut down.
 pub(crate) fn serve(args: &Args, config: Config, config_fault: Option<String>) -> Result<()> {
+    if let Err(error) = descriptors::take_all() {
+        tracing::warn!(%error, "no more descriptors than a service is given");
+    }
     // Before any other thread: it waits for every child of this process.
     let reaper = Reaper::start().context("become a subreaper")?;
     // SAFETY: `start` hands the listening socket over at this number, and nothing
@@ -124,7 +126,6 @@ async fn run(
         config_fault,
         reaper,
         publisher,
-        oom: OomWatcher::default(),
         namespace: args.namespace.clone(),
         address: address.clone(),
     });

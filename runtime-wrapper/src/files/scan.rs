@@ -58,6 +58,15 @@ pub struct OpenError {
 }
 
 impl OpenError {
+    /// There is nothing to be opened: the path leads to no such directory. Of a mount, that
+    /// another one hides it.
+    pub fn is_hidden(&self) -> bool {
+        let hidden = [libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::EXDEV];
+        self.source
+            .raw_os_error()
+            .is_some_and(|errno| hidden.contains(&errno))
+    }
+
     pub(crate) fn new(path: &Path, errno: Errno) -> Self {
         Self {
             path: path.display().to_string(),

@@ -44,7 +44,7 @@ pub use self::{
     places::Places,
     portrait::{MemoryDigest, MemoryVerdict, Portraits, ProcessDifference, ProcessDifferenceKind},
 };
-use self::{places::NO_CALL, read::read_process};
+use self::{places::NO_CALL, read::look_at};
 use crate::cgroup::{Cgroup, CgroupError};
 
 /// One thread's evidence.
@@ -141,14 +141,13 @@ impl Set {
     /// init that does not matter, with the arguments under which it does not.
     ///
     /// # Errors
-    /// When the cgroup is gone.
+    /// When the cgroup is gone, or one of them cannot be read.
     pub fn of(cgroup: &Cgroup, keep_alive: Option<&KeepAlive>) -> Result<Self, CgroupError> {
-        let processes = cgroup
-            .processes()?
-            .into_iter()
-            .filter_map(read_process)
-            .map(|process| ((process.pid, process.start), process))
-            .collect();
+        let mut processes = BTreeMap::new();
+        for pid in cgroup.processes()? {
+            let process = look_at(pid).map_err(CgroupError::of_process(pid))?;
+            processes.extend(process.map(|process| ((process.pid, process.start), process)));
+        }
         Ok(Self { processes }.without(keep_alive))
     }
 

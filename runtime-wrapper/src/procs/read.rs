@@ -6,34 +6,61 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 
 use super::{Process, Thread};
-use crate::stat::{self, Stat};
+use crate::stat::{self, Stat, unless_gone};
 
-fn read_args(pid: i32) -> Vec<String> {
-    let mut raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+fn read_args(pid: i32) -> io::Result<Vec<String>> {
+    let raw = unless_gone(fs::read(format!("/proc/{pid}/cmdline")))?;
+    let mut raw = raw.unwrap_or_default();
     raw.truncate(16 * 1024);
-    raw.split(|byte| *byte == 0)
+    Ok(raw
+        .split(|byte| *byte == 0)
         .map(|arg| String::from_utf8_lossy(arg).into_owned())
         .filter(|arg| !arg.is_empty())
-        .collect()
+        .collect())
 }
 
+/// Where a thread is blocked; nothing where nobody may know (Yama's `ptrace_scope` 3).
+fn read_place(thread: &Path) -> io::Result<String> {
+    match unless_gone(fs::read_to_string(thread.join("syscall"))) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(String::new()),
+        place => Ok(place?.unwrap_or_default().trim().to_string()),
+    }
+}
+
+/// A process that lives, or nothing, for whom one that cannot be read does no harm as none.
 pub(super) fn read_process(pid: i32) -> Option<Process> {
-    let stat = Stat::of(pid).filter(|stat| !stat.has_ended())?;
+    look_at(pid).ok().flatten()
+}
+
+/// A process that lives; nothing if it is gone.
+///
+/// # Errors
+/// When something of it cannot be read.
+pub(super) fn look_at(pid: i32) -> io::Result<Option<Process>> {
+    let Some(stat) = Stat::of(pid)?.filter(|stat| !stat.has_ended()) else {
+        return Ok(None);
+    };
     let mut threads = BTreeMap::new();
-    for (tid, dir) in stat::threads(pid).ok()? {
-        let state = || Stat::read(&dir.join("stat")).map_or('X', |stat| stat.state);
+    let all = stat::threads(pid)?;
+    if all.is_empty() {
+        return Ok(None);
+    }
+    for (tid, dir) in all {
+        let state = || io::Result::Ok(Stat::read(&dir.join("stat"))?.map_or('X', |stat| stat.state));
         // Before the counters as well: one that has been woken, and was not counted yet, may be
         // asleep again right after.
-        let before = state();
+        let before = state()?;
         // A thread that went while we looked makes a difference next time.
-        let Some(ran) = stat::ran(&dir) else { continue };
-        let place = fs::read_to_string(dir.join("syscall")).unwrap_or_default();
-        let after = state();
+        let Some(ran) = stat::ran(&dir)? else {
+            continue;
+        };
+        let place = read_place(&dir)?;
+        let after = state()?;
         threads.insert(
             tid,
             Thread {
                 ran,
-                place: place.trim().to_string(),
+                place,
                 state: if before == 'R' { before } else { after },
             },
         );
@@ -45,16 +72,16 @@ pub(super) fn read_process(pid: i32) -> Option<Process> {
     } else {
         pid
     };
-    Some(Process {
+    Ok(Some(Process {
         pid,
         parent: stat.parent,
         start: stat.start,
         comm: stat.comm,
-        args: read_args(seat),
+        args: read_args(seat)?,
         ignored: None,
         threads,
         seat,
-    })
+    }))
 }
 
 /// The rest of a line of `/proc/<pid>/status`, with single blanks.
@@ -79,9 +106,58 @@ pub(super) fn look(path: &Path) -> io::Result<Statx> {
 
 #[cfg(test)]
 mod tests {
-    use std::{thread, time::Duration};
+    use std::{
+        fs::File,
+        process::{self, Command},
+        thread,
+        time::Duration,
+    };
 
     use super::*;
+
+    /// Tells a test that it runs in a process of its own that may hold few descriptors.
+    const FEW: &str = "CRAB_TEST_FEW_DESCRIPTORS";
+
+    #[test]
+    fn a_process_that_cannot_be_read_is_not_gone() {
+        const NAME: &str = "procs::read::tests::a_process_that_cannot_be_read_is_not_gone";
+        if std::env::var_os(FEW).is_none() {
+            let limited = "ulimit -n 64; exec \"$0\" --exact \"$1\"";
+            let done = Command::new("sh")
+                .args(["-euc", limited])
+                .arg(std::env::current_exe().unwrap())
+                .arg(NAME)
+                .env(FEW, "1")
+                .output()
+                .unwrap();
+            let told = String::from_utf8_lossy(&done.stdout);
+            assert!(done.status.success() && told.contains("1 passed"), "{told}");
+            return;
+        }
+        let own = process::id() as i32;
+        let mut open = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            open.push(file);
+        }
+        let looks = [
+            Stat::of(own).map(drop),
+            stat::threads(own).map(drop),
+            look_at(own).map(drop),
+        ];
+        open.pop();
+        let seen = look_at(own);
+        drop(open);
+        for look in looks {
+            assert_eq!(look.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+        }
+        // One descriptor at a time is enough: nothing is left out for want of a second.
+        let seen = seen.unwrap().unwrap();
+        assert_eq!(
+            seen.threads.len(),
+            look_at(own).unwrap().unwrap().threads.len()
+        );
+        assert!(!seen.args.is_empty());
+    }
 
     /// A thread that was woken and has not had a CPU yet has the counters of before.
     #[test]

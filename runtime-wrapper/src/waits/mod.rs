@@ -142,14 +142,16 @@ pub struct Seen {
 /// network if that matters.
 ///
 /// # Errors
-/// When the cgroup is gone.
+/// When the cgroup is gone, or one of them cannot be read.
 pub fn look(cgroup: &Cgroup, stdins: &[Stdin], network: bool) -> Result<Vec<Seen>, CgroupError> {
     let mut seen = Vec::new();
     // By terminal inside: whether somebody in its foreground reads it.
     let mut foregrounds: BTreeMap<u32, bool> = BTreeMap::new();
     let mut jobs: Vec<(usize, u32)> = Vec::new();
     for pid in cgroup.processes()? {
-        let Some(stat) = Stat::of(pid).filter(|stat| !stat.has_ended()) else {
+        let failed = || CgroupError::of_process(pid);
+        let stat = Stat::of(pid).map_err(failed())?;
+        let Some(stat) = stat.filter(|stat| !stat.has_ended()) else {
             continue;
         };
         let own = (stat.terminal != 0).then(|| Stdin::controlling(stat.terminal));
@@ -168,13 +170,14 @@ pub fn look(cgroup: &Cgroup, stdins: &[Stdin], network: bool) -> Result<Vec<Seen
         let is_inside = own.is_some_and(|own| !stdins.iter().any(|stdin| same(stdin, &own)));
         let in_foreground = is_inside && stat.group == stat.foreground;
         let mut reads_own = false;
-        for (_, thread) in stat::threads(pid).into_iter().flatten() {
+        for (_, thread) in stat::threads(pid).map_err(failed())? {
             let thread = thread.as_path();
-            let Some(stat) = Stat::read(&thread.join("stat")) else {
+            let stat = Stat::read(&thread.join("stat")).map_err(failed())?;
+            let Some(stat) = stat else {
                 continue;
             };
             process.runs |= matches!(stat.state, 'R' | 'D');
-            if let Some((ran, slices)) = stat::ran(thread) {
+            if let Some((ran, slices)) = stat::ran(thread).map_err(failed())? {
                 process.progress.0 += ran;
                 process.progress.1 += slices;
             }

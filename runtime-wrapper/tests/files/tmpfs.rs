@@ -2,7 +2,7 @@
 //! tmpfs mounts: captured, put back into a mount that is in use, and archived
 //! as CRIU does it.
 
-use std::{fs, os::unix::fs::MetadataExt, process::Command};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
 use crab_runtime::files::{Index, Scanner, write_tmpfs_archive};
 
@@ -179,8 +179,13 @@ fn a_mount_of_another_process_is_reached_and_nothing_else() {
     std::os::unix::fs::symlink(&dev.0, bench.path("link")).unwrap();
     let pid = std::process::id();
     assert!(Scanner::mounted(pid, &dev.0).is_ok());
-    let plain = Scanner::mounted(pid, &dev.0.join("plain"));
-    assert!(plain.is_err(), "no mount point");
-    assert!(Scanner::mounted(pid, &bench.path("link")).is_err());
-    assert!(Scanner::mounted(pid, &bench.path("absent")).is_err());
+    let fails = |at: &Path| Scanner::mounted(pid, at).unwrap_err();
+    fs::write(bench.path("file"), "").unwrap();
+    // No mount point, and what leads to none.
+    for name in ["dev/plain", "link", "absent", "file"] {
+        assert!(fails(&bench.path(name)).is_hidden(), "{name}");
+    }
+    // That it cannot be opened tells nothing of the kind.
+    let error = fails(&bench.path(&"n".repeat(300)));
+    assert!(!error.is_hidden(), "{error}");
 }

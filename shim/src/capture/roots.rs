@@ -47,10 +47,7 @@ pub(crate) fn open_roots(rootfs: &RootFs, init: i32) -> Result<(Vec<Root>, Vec<T
     }];
     let mounts = tmpfs_of(init)?;
     for mount in &mounts {
-        match Root::tmpfs(init, &mount.path) {
-            Ok(root) => roots.push(root),
-            Err(error) => hidden(mount, &error),
-        }
+        roots.extend(Root::tmpfs(init, &mount.path)?);
     }
     Ok((roots, mounts))
 }
@@ -67,14 +64,23 @@ pub(crate) fn images_of(mounts: &[Tmpfs]) -> Vec<TmpfsImage> {
 }
 
 impl Root {
-    fn tmpfs(init: i32, at: &Path) -> Result<Self> {
-        Ok(Self {
-            scanner: Arc::new(Scanner::mounted(init as u32, at)?),
+    /// Nothing where another mount hides it: the container cannot reach it either. Any other
+    /// error has the capture fail: it would lack the mount in silence.
+    fn tmpfs(init: i32, at: &Path) -> Result<Option<Self>> {
+        let scanner = match Scanner::mounted(init as u32, at) {
+            Err(error) if error.is_hidden() => {
+                tracing::warn!(mount = %at.display(), %error, "not captured");
+                return Ok(None);
+            }
+            scanner => scanner?,
+        };
+        Ok(Some(Self {
+            scanner: Arc::new(scanner),
             mount: Some(at.to_path_buf()),
             in_memory: true,
             index: Index::default(),
             tree: None,
-        })
+        }))
     }
 }
 
@@ -367,24 +373,27 @@ impl Capture {
         if table == self.mount_table {
             return Ok(false);
         }
-        self.lasting.follow(&table);
-        self.mount_table = table;
         let mounts = tmpfs_of(self.init)?;
-        let known: Vec<u64> = self.devices.split_off(usize::from(self.watches_root()));
-        let mut old: Vec<Root> = self.roots.split_off(1);
+        let first = usize::from(self.watches_root());
+        // All of them before anything is changed here: what fails now is to be done next time.
+        let mut opened = Vec::with_capacity(mounts.len());
         for mount in &mounts {
             // Known by its superblock: another one may be mounted at the same place.
-            let kept = old
-                .iter()
-                .position(|root| root.mount.as_ref() == Some(&mount.path));
-            let kept = kept.filter(|_| known.contains(&mount.device));
-            match kept {
-                Some(at) => self.roots.push(old.swap_remove(at)),
-                None => match Root::tmpfs(self.init, &mount.path) {
-                    Ok(root) => self.roots.push(root),
-                    Err(error) => hidden(mount, &error),
-                },
-            }
+            let is_known = self.devices[first..].contains(&mount.device)
+                && (self.roots[1..].iter()).any(|root| root.mount.as_ref() == Some(&mount.path));
+            opened.push(match is_known {
+                true => None,
+                false => Some(Root::tmpfs(self.init, &mount.path)?),
+            });
+        }
+        self.lasting.follow(&table);
+        self.mount_table = table;
+        self.devices.truncate(first);
+        let mut old: Vec<Root> = self.roots.split_off(1);
+        for (mount, opened) in mounts.iter().zip(opened) {
+            let is_it = |root: &Root| root.mount.as_ref() == Some(&mount.path);
+            let known = || old.iter().position(is_it).map(|at| old.swap_remove(at));
+            self.roots.extend(opened.unwrap_or_else(known));
             self.devices.push(mount.device);
         }
         self.tmpfs_images = images_of(&mounts);
@@ -406,11 +415,6 @@ fn difference(narrow: &Scan, whole: &Scan) -> Option<String> {
     let differing = all.iter().find(|change| !some.contains(change));
     let differing = differing.or_else(|| some.iter().find(|change| !all.contains(change)));
     differing.map(|change| format!("{}: {:?}", escape(&change.path), change.kind))
-}
-
-/// A mount that another one hides cannot be reached, by the container neither.
-fn hidden(mount: &Tmpfs, error: &anyhow::Error) {
-    tracing::warn!(mount = %mount.path.display(), error = %format!("{error:#}"), "not captured");
 }
 
 /// The mounts that a process sees, as text.

@@ -264,7 +264,7 @@ impl Container {
         };
         fs::create_dir_all(&paths.images)
             .with_context(|| format!("make {}", paths.images.display()))?;
-        let limit = self.config.runtime.freeze_timeout();
+        let limit = self.config.runtime.freeze_timeout_of_client();
         let still = Still::stand_when_entered(self.clone());
         let paused = cgroup.is_frozen()?;
         let frozen = cgroup.freeze(limit)?;

@@ -41,7 +41,7 @@ use crate::{
     container::{INIT, Phase, Process, Processes},
     directories::Directories,
     history::{self, Beginning},
-    oom::{OomWatch, OomWatcher},
+    oom::{self, OomWatch},
     options::RuntimeOptions,
     overrides,
     programs::Programs,
@@ -69,7 +69,6 @@ pub(crate) struct Host {
     pub(crate) reaper: Reaper,
     pub(crate) programs: Arc<Programs>,
     pub(crate) publisher: Publisher,
-    pub(crate) oom: OomWatcher,
     pub(crate) namespace: String,
     /// `unix://...`, where `crab` reaches this shim.
     pub(crate) address: String,
@@ -457,13 +456,7 @@ impl Container {
     pub(crate) fn adopt(&self, pid: i32) -> Result<()> {
         let cgroup = Cgroup::of_process(pid)?;
         let groups = Groups::of_process(pid)?;
-        let publisher = &self.host.publisher;
-        let oom = self.host.oom.watch(self.id.id(), &groups, publisher);
-        let oom = oom.unwrap_or_else(|error| {
-            // Worth no container's life.
-            tracing::warn!(error = %format!("{error:#}"), "no OOM events");
-            None
-        });
+        let oom = oom::watch(self.id.id(), &groups, &self.host.publisher);
         *self.oom.lock().unwrap_or_else(PoisonError::into_inner) = oom;
         *self.cgroup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cgroup);
         *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = Some(groups);

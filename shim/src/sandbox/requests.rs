@@ -124,7 +124,7 @@ impl Container {
         let _held = self.hold().await;
         self.processes.pausing()?;
         let cgroup = self.cgroup();
-        let limit = self.config.runtime.freeze_timeout();
+        let limit = self.config.runtime.freeze_timeout_of_client();
         let frozen = blocking(move || {
             let cgroup = cgroup.context("the container has no cgroup")?;
             cgroup.freeze(limit)?.leave_frozen();

@@ -251,16 +251,16 @@ impl Container {
         }
         exit_note::write(self.bundle.dir(), exit);
         let reaper = self.host.reaper.clone();
-        let with_host = tokio::task::spawn_blocking(move || host_end::is_near(&reaper));
+        let host_ends = tokio::task::spawn_blocking(move || host_end::is_near(&reaper));
         // With a process namespace of its own the kernel has killed the rest by now;
         // without, nobody else does. What is frozen does not die.
         let cgroup = self.cgroup();
-        let left = blocking(move || match cgroup {
-            Some(cgroup) if cgroup.processes().is_ok() => {
-                cgroup.thaw()?;
-                Ok(cgroup.kill(KILL_LIMIT)?)
+        let left = blocking(move || {
+            let Some(cgroup) = cgroup else { return Ok(()) };
+            match cgroup.thaw() {
+                Err(error) if !error.is_gone() => Err(error.into()),
+                _ => Ok(cgroup.kill(KILL_LIMIT)?),
             }
-            _ => Ok(()),
         });
         if let Err(error) = left.await {
             tracing::warn!(error = %format!("{error:#}"), "processes are left");
@@ -268,7 +268,7 @@ impl Container {
         self.look_for_oom(true);
         if let Some(turns) = self.turns() {
             turns.ended(INIT, Some(exit));
-            turns.over(exit, with_host);
+            turns.over(exit, host_ends);
         }
         self.processes.swept();
     }

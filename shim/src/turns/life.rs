@@ -9,7 +9,7 @@ use crab_store::{BeganRecord, EndedRecord, JournalRecord};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::task::Task;
-use crate::sandbox::unix_ms;
+use crate::{host_end::took_along, sandbox::unix_ms};
 
 impl Task {
     /// Its init runs.
@@ -26,8 +26,8 @@ impl Task {
     }
 
     /// Its init has ended.
-    pub(super) async fn note_end(&mut self, exit: Exit, with_host: JoinHandle<bool>) {
-        let with_host = with_host.await.unwrap_or(false);
+    pub(super) async fn note_end(&mut self, exit: Exit, host_ends: JoinHandle<Option<bool>>) {
+        let host_ends = host_ends.await.ok().flatten();
         // One that ended at once may be told of before its beginning.
         self.note_beginning();
         let Ok(history) = &mut self.history else {
@@ -36,7 +36,7 @@ impl Task {
         history.append(JournalRecord::Ended(EndedRecord {
             at_ms: unix_ms(exit.at),
             exit: exit.status,
-            with_host,
+            with_host: took_along(host_ends, exit.status),
         }));
         self.sync_journal();
     }

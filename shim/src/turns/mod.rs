@@ -147,7 +147,7 @@ enum Message {
     /// The init has ended, and nothing that it left lives on.
     Over {
         exit: Exit,
-        with_host: JoinHandle<bool>,
+        host_ends: JoinHandle<Option<bool>>,
     },
     /// Nothing is captured from `granted` until `release` is sent or dropped.
     Hold {
@@ -314,8 +314,8 @@ impl Turns {
     }
 
     /// The init has ended for good; whether with its host is being asked.
-    pub(crate) fn over(&self, exit: Exit, with_host: JoinHandle<bool>) {
-        self.send(Message::Over { exit, with_host });
+    pub(crate) fn over(&self, exit: Exit, host_ends: JoinHandle<Option<bool>>) {
+        self.send(Message::Over { exit, host_ends });
     }
 
     /// Between the runtime's create and start (or after a restore).

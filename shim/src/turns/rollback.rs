@@ -405,9 +405,8 @@ impl Task {
         blocking(move || {
             crab_fault::pass(Point::ColdKill)?;
             match container.cgroup() {
-                // A cgroup that is gone holds nothing.
-                Some(cgroup) if cgroup.processes().is_ok() => Ok(cgroup.kill(KILL_LIMIT)?),
-                _ => Ok(()),
+                Some(cgroup) => Ok(cgroup.kill(KILL_LIMIT)?),
+                None => Ok(()),
             }
         })
         .await

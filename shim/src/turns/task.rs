@@ -343,7 +343,7 @@ impl Task {
             } => {
                 let _ = done.send(self.before_start(*beginning, fresh).await);
             }
-            Message::Over { exit, with_host } => self.note_end(exit, with_host).await,
+            Message::Over { exit, host_ends } => self.note_end(exit, host_ends).await,
             Message::AfterStart { restored, done } => {
                 self.note_beginning();
                 if let Err(error) = self.after_start(restored).await {

@@ -219,10 +219,7 @@ impl Content {
         limit: u64,
     ) -> Result<Self, ContentError> {
         none_is_stopped(set)?;
-        let tids: Vec<i32> = set
-            .iter()
-            .flat_map(|process| threads(process.pid))
-            .collect();
+        let tids = threads_of(set.iter().map(|process| process.pid))?;
         let look = || {
             let stopped = Stopped::ask(&tids).map_err(refused)?;
             stopped.wait().map_err(refused)?;
@@ -355,7 +352,7 @@ fn refused((tid, source): (i32, io::Error)) -> ContentError {
 
 /// Stops every thread in a frozen cgroup.
 fn stop(cgroup: &Cgroup, frozen: &Frozen, asked: Asked) -> Result<Stopped, ContentError> {
-    let tids: Vec<i32> = cgroup.processes()?.into_iter().flat_map(threads).collect();
+    let tids = threads_of(cgroup.processes()?)?;
     let stopped = Stopped::ask(&tids).map_err(refused)?;
     drop(asked);
     let waited = frozen.while_stopping(|| stopped.wait())?;
@@ -363,18 +360,24 @@ fn stop(cgroup: &Cgroup, frozen: &Frozen, asked: Asked) -> Result<Stopped, Conte
     Ok(stopped)
 }
 
+/// The threads of these processes that have not ended.
+fn threads_of(pids: impl IntoIterator<Item = i32>) -> Result<Vec<i32>, CgroupError> {
+    let mut tids = Vec::new();
+    for pid in pids {
+        tids.extend(threads(pid).map_err(CgroupError::of_process(pid))?);
+    }
+    Ok(tids)
+}
+
 /// The threads of a process that have not ended.
-fn threads(pid: i32) -> Vec<i32> {
-    let mut tids: Vec<i32> = stat::threads(pid)
-        .into_iter()
-        .flatten()
-        .filter(|(_, dir)| {
-            Stat::read(&dir.join("stat")).is_some_and(|stat| !stat.first_has_ended())
-        })
-        .map(|(tid, _)| tid)
-        .collect();
+fn threads(pid: i32) -> io::Result<Vec<i32>> {
+    let mut tids = Vec::new();
+    for (tid, dir) in stat::threads(pid)? {
+        let stat = Stat::read(&dir.join("stat"))?;
+        tids.extend(stat.filter(|stat| !stat.first_has_ended()).map(|_| tid));
+    }
     tids.sort_unstable();
-    tids
+    Ok(tids)
 }
 
 /// One process on its way into a record.
@@ -412,7 +415,7 @@ impl Reading<'_> {
             stacks: Vec::new(),
             written_by_the_kernel: Vec::new(),
         };
-        for tid in self::threads(pid) {
+        for tid in self::threads(pid).map_err(self.failed(Path::new("task")))? {
             let traced = stopped
                 .look(tid)
                 .map_err(|source| ContentError::Stop { tid, source })?;
