@@ -4,9 +4,12 @@
 
 use std::fs;
 
-use anyhow::Result;
-use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, Testbed, poll, sleeper};
+use anyhow::{Context, Result};
+use crab_integration::{
+    BUSYBOX, Client, DEBIAN, RunOptions, Testbed, Tool, poll, processes, sleeper,
+};
 use crab_store::Class;
+use rustix::process::Signal;
 
 use crate::LIMIT;
 
@@ -105,6 +108,52 @@ fn an_init_that_wakes_up_and_goes_on_waiting_needs_no_image() -> Result<()> {
                        until grep -qs '^230 ' /proc/$!/syscall; do :; done";
         crab.turn_of(&sandbox, Class::Processes, another)?;
     }
+    Ok(())
+}
+
+/// Traces a process, which it does not stop, for as long as a file is there that it makes.
+const TRACER: &str = "import ctypes, os, sys, time
+seize, pid, begun = 0x4206, int(sys.argv[1]), sys.argv[2]
+if ctypes.CDLL(None, use_errno=True).ptrace(seize, pid, None, None):
+    sys.exit(os.strerror(ctypes.get_errno()))
+open(begun, 'w').close()
+while os.path.exists(begun): time.sleep(0.01)";
+
+#[test]
+fn a_look_at_the_init_that_comes_to_nothing_is_a_matter_of_one_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let dir = tempfile::tempdir()?;
+    let options = RunOptions::new().args(["sleep", "900"]);
+    let sandbox = testbed.ctr().run(DEBIAN, options)?;
+    crab.turn_of(&sandbox, Class::None, "true")?;
+
+    let init = sandbox.pid()?;
+    processes::signal(init, Signal::STOP)?;
+    poll("it is stopped", LIMIT, || {
+        Ok(processes::is_stopped(init).then_some(()))
+    })?;
+    processes::signal(init, Signal::CONT)?;
+    let traced = dir.path().join("traced");
+    let words = [&init.to_string(), traced.to_str().context("its name")?];
+    let tracer = Tool::new("python3").args(["-c", TRACER]).args(words);
+    let tracer = tracer.start()?;
+    poll("it is traced", LIMIT, || Ok(traced.exists().then_some(())))?;
+    let unseen = crab.turn_of(&sandbox, Class::Processes, "true")?;
+    let reason = &unseen.record.reason;
+    assert!(reason.contains("was not seen"), "{reason}");
+    // Nor can CRIU dump what another traces.
+    assert!(unseen.record.degraded.is_some());
+    fs::remove_file(&traced)?;
+    tracer.wait()?.ok()?;
+
+    let seen = crab.turn_of(&sandbox, Class::Processes, "true")?;
+    assert_eq!(seen.record.degraded, None, "{}", seen.record.reason);
+    crab.turn_of(&sandbox, Class::None, "true")?;
+    let turn = crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+    assert_eq!(turn.record.degraded, None);
+    let restored = crab.rollback(&sandbox, turn.record.turn.0)?;
+    assert_eq!(restored["processes"], false, "{restored}");
     Ok(())
 }
 
