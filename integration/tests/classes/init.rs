@@ -2,7 +2,7 @@
 
 //! An init that is more than a `sleep`, and a process of which no image can be made.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
 use anyhow::{Context, Result};
 use crab_integration::{
@@ -82,6 +82,53 @@ fn an_init_that_is_only_called_sleep_is_not_taken_for_one() -> Result<()> {
         assert_eq!(restored["processes"], true, "{restored}");
         crab.turn_of(&sandbox, Class::None, "true")?;
         crab.turn_of(&sandbox, Class::Processes, tell)?;
+    }
+    Ok(())
+}
+
+/// Takes its time until it waits.
+const SLEEPER_THAT_BEGINS_LATE: &str = "#include <unistd.h>
+int main(void) {
+    while (access(\"/shared/go\", F_OK)) ;
+    for (;;) pause();
+}";
+/// Longer than the init of a container is waited for while something else is to happen.
+const SLOW: Duration = Duration::from_millis(2500);
+
+#[test]
+fn an_init_that_comes_to_rest_late_is_waited_for_as_long_as_nothing_happens() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let shared = tempfile::tempdir()?;
+    let ctr = testbed.ctr();
+    let options = || RunOptions::new().bind(ctr, shared.path(), "/shared");
+    let maker = ctr.run(DEBIAN, options())?;
+    let make = format!("cat >/shared/sleep.c <<'C'\n{SLEEPER_THAT_BEGINS_LATE}\nC\n");
+    maker.sh_ok(&format!("{make}gcc -O1 -o /shared/sleep /shared/sleep.c"))?;
+
+    let sandbox = ctr.run(DEBIAN, options().args(["/shared/sleep", "900"]))?;
+    thread::sleep(SLOW);
+    fs::write(shared.path().join("go"), "")?;
+    let init = format!("/proc/{}", sandbox.pid()?);
+    let is_in = format!("{init}/syscall");
+    poll("it waits", LIMIT, || {
+        // 34 is pause.
+        Ok(fs::read_to_string(&is_in)?.starts_with("34 ").then_some(()))
+    })?;
+    // The look wakes it.
+    let ran = || fs::read_to_string(format!("{init}/schedstat"));
+    let before = ran()?;
+    poll("it is looked at", LIMIT, || {
+        Ok((ran()? != before).then_some(()))
+    })?;
+    thread::sleep(Duration::from_millis(500));
+    for class in [Class::None, Class::Files, Class::None] {
+        let script = match class {
+            Class::Files => "echo x >/root/x",
+            _ => "true",
+        };
+        let turn = crab.turn_of(&sandbox, class, script)?;
+        assert_eq!(turn.record.degraded, None);
     }
     Ok(())
 }
