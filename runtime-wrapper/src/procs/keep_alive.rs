@@ -13,7 +13,7 @@
 //! ```
 
 use std::{
-    fs, io,
+    fs, io, mem,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -133,11 +133,19 @@ impl KeepAlive {
             return Ok(());
         }
         let until = Instant::now() + LOOK;
+        let mut unknown = None;
         let now = loop {
-            match self.found(cgroup, Some(&evidence.content), until) {
-                Err(Doubt::Unknown(_)) if Instant::now() < until => thread::sleep(PAUSE),
-                found => break found?,
+            let why = match self.found(cgroup, Some(&evidence.content), until) {
+                Ok(found) => break found,
+                Err(Doubt::Unknown(why)) => why,
+                Err(changed) => return Err(changed),
+            };
+            // The last one would only say that the time is over.
+            let first = unknown.get_or_insert(why);
+            if Instant::now() > until {
+                return Err(Doubt::Unknown(mem::take(first)));
             }
+            thread::sleep(PAUSE);
         };
         // One that catches signals can be told something by whoever sends one.
         let changed = match now.seen.iter().any(Process::catches_signals) {
