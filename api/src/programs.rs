@@ -123,9 +123,10 @@ pub fn borrow(socket: &Path, program: &Path, limit: Duration) -> io::Result<(Ide
     stream.shutdown(Shutdown::Write)?;
     let (text, file) = receive(&stream)?;
     let Some(file) = file else {
-        return Err(io::Error::other(
-            String::from_utf8_lossy(&text).into_owned(),
-        ));
+        return Err(match text.is_empty() {
+            true => io::Error::new(io::ErrorKind::UnexpectedEof, "it went without an answer"),
+            false => io::Error::other(String::from_utf8_lossy(&text).into_owned()),
+        });
     };
     let identity = Identity::from_bytes(&text)
         .ok_or_else(|| io::Error::other("the answer is of another version of crabd"))?;

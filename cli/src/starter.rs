@@ -20,8 +20,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// For how long containerd and Docker may take to notice that a container is dead.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
-/// And containerd to forget it when its files are gone: at once, on a machine that is not busy.
-const FORGET_TIMEOUT: Duration = Duration::from_secs(3);
+/// And containerd to forget it when its files are gone: at once, but for a machine on which
+/// hundreds have died.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest pause between two looks at whether it has.
+const LONG_POLL: Duration = Duration::from_millis(500);
+/// For how long a start is tried again that fails because of something else.
+const OTHER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Who can start a container again.
 #[derive(Clone, Copy, Debug)]
@@ -119,22 +124,34 @@ async fn containerd(
     while is_there() && may_retry() && Instant::now() < deadline {
         sleep(POLL).await;
     }
-    // Tries that fail because of something else start a shim each: not for long.
-    let deadline = Instant::now() + FORGET_TIMEOUT;
-    loop {
-        if !may_retry() {
-            // Somebody else has started it, and it is restored.
-            return Ok(());
-        }
+    let began = Instant::now();
+    let mut others = None;
+    let mut poll = POLL;
+    while may_retry() {
         match ctr(&start).await {
             Ok(_) => return Ok(()),
             Err(why) => error = why,
         }
-        if Instant::now() > deadline {
+        let now = Instant::now();
+        let deadline = match is_remembered(id, &error) {
+            true => began + FORGET_TIMEOUT,
+            // Tries that fail because of something else start a shim each: not for long.
+            false => *others.get_or_insert(now) + OTHER_TIMEOUT,
+        };
+        if now > deadline {
             return Err(error);
         }
-        sleep(POLL).await;
+        sleep(poll).await;
+        poll = LONG_POLL.min(poll * 2);
     }
+    // Somebody else has started it, and it is restored.
+    Ok(())
+}
+
+/// Whether a start failed because containerd still remembers the task, before it starts a shim
+/// (its `plugins/services/tasks/local.go`). `ctr` tells that by text only.
+fn is_remembered(id: &SandboxId, error: &str) -> bool {
+    error.ends_with(&format!(": task {}: already exists", id.id()))
 }
 
 /// What a program printed.
@@ -166,4 +183,23 @@ pub(crate) async fn run(program: &str, args: &[&str]) -> Result<String, String> 
         said
     };
     Err(format!("{program} {} failed: {said}", args.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_is_remembered_is_told_from_what_a_shim_says() {
+        let id = SandboxId::new("default", "c1").unwrap();
+        let of = |said: &str| format!("ctr -n default task start -d c1 failed: ctr: {said}");
+        assert!(is_remembered(&id, &of("task c1: already exists")));
+        for other in [
+            "task c11: already exists",
+            "failed to create shim task: container with given ID already exists",
+            "container \"c1\" in namespace \"default\": not found",
+        ] {
+            assert!(!is_remembered(&id, &of(other)), "{other}");
+        }
+    }
 }

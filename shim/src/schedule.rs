@@ -207,6 +207,13 @@ impl Schedule {
         self.held.send_modify(|held| held.closing = true);
     }
 
+    /// Whether something waits for what is under way, or has waited for as long as it may: what
+    /// can be put off gives way to it.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        let held = self.held.borrow();
+        held.waiting > 0 || held.ran_out || held.closing
+    }
+
     /// The agent goes on, after this wait at the gate.
     pub(crate) fn turn_begins(&self, gate: Duration) {
         let mut state = self.state();

@@ -7,7 +7,7 @@
 
 mod messages;
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::ErrorKind, path::PathBuf, time::Duration};
 
 use hyper::http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
@@ -49,6 +49,11 @@ impl Refusal {
     pub(crate) fn is_not_found(&self) -> bool {
         self.code == Code::NotFound
     }
+
+    /// Nobody is there to answer, or not yet.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.code == Code::Unavailable
+    }
 }
 
 impl std::fmt::Display for Refusal {
@@ -80,19 +85,29 @@ pub(crate) struct Containerd {
 }
 
 impl Containerd {
-    pub(crate) async fn connect(namespace: &str) -> Result<Self, String> {
+    pub(crate) async fn connect(namespace: &str) -> Result<Self, Refusal> {
         let named = std::env::var(SOCKET_VARIABLE).ok();
         let socket = named.as_deref().map_or(SOCKET, |named| {
             named.strip_prefix("unix://").unwrap_or(named)
         });
-        let socket = PathBuf::from(socket);
-        let failed = |why: &dyn std::fmt::Display| {
-            format!("cannot reach containerd at {}: {why}", socket.display())
+        Self::at(socket.into(), namespace).await
+    }
+
+    /// The one that listens there.
+    pub(crate) async fn at(socket: PathBuf, namespace: &str) -> Result<Self, Refusal> {
+        let failed = |code, why: &dyn std::fmt::Display| Refusal {
+            code,
+            said: format!("cannot reach containerd at {}: {why}", socket.display()),
         };
         // Tried here, because the channel's error does not say why.
         UnixStream::connect(&socket)
             .await
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| match error.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                    failed(Code::Unavailable, &error)
+                }
+                _ => failed(Code::Unknown, &error),
+            })?;
         let to = socket.clone();
         let connector = service_fn(move |_: Uri| {
             let to = to.clone();
@@ -103,10 +118,11 @@ impl Containerd {
             .timeout(TIMEOUT)
             .connect_with_connector(connector)
             .await
-            .map_err(|error| failed(&error))?;
-        let namespace = namespace
-            .parse()
-            .map_err(|_| format!("{namespace:?} is no namespace of containerd"))?;
+            .map_err(|error| failed(Code::Unavailable, &error))?;
+        let namespace = namespace.parse().map_err(|_| Refusal {
+            code: Code::InvalidArgument,
+            said: format!("{namespace:?} is no namespace of containerd"),
+        })?;
         Ok(Self { channel, namespace })
     }
 

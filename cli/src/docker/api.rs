@@ -3,7 +3,7 @@
 //! Docker's API, as far as `crab` makes containers by it: what no command line of Docker's
 //! does is to make a container as another one is.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::ErrorKind, path::PathBuf, time::Duration};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
@@ -34,6 +34,8 @@ pub(crate) struct Docker {
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) status: Option<StatusCode>,
+    /// Nobody is there to answer, or not yet.
+    pub(crate) is_unavailable: bool,
     said: String,
 }
 
@@ -139,12 +141,22 @@ impl Docker {
     ) -> Result<Value, Refusal> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| {
             let socket = self.socket.display();
-            refused(path, format!("cannot reach dockerd at {socket}: {error}"))
+            let why = format!("cannot reach dockerd at {socket}: {error}");
+            Refusal {
+                is_unavailable: matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused
+                ),
+                ..refused(path, why)
+            }
         })?;
         let failed = |error: &dyn std::fmt::Display| refused(path, error);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| failed(&error))?;
+        let gone = |error: hyper::Error| Refusal {
+            is_unavailable: true,
+            ..refused(path, error)
+        };
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(gone)?;
         // It ends with the sender.
         tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
@@ -155,10 +167,7 @@ impl Docker {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| failed(&error))?;
-        let answer = sender
-            .send_request(request)
-            .await
-            .map_err(|error| failed(&error))?;
+        let answer = sender.send_request(request).await.map_err(gone)?;
         let status = answer.status();
         let bytes = Limited::new(answer.into_body(), MAX_ANSWER)
             .collect()
@@ -173,6 +182,7 @@ impl Docker {
         let why = said["message"].as_str().unwrap_or(status.as_str());
         Err(Refusal {
             status: Some(status),
+            is_unavailable: status == StatusCode::SERVICE_UNAVAILABLE,
             said: why.to_owned(),
         })
     }
@@ -181,6 +191,7 @@ impl Docker {
 fn refused(path: &str, why: impl std::fmt::Display) -> Refusal {
     Refusal {
         status: None,
+        is_unavailable: false,
         said: format!("{path}: {why}"),
     }
 }

@@ -180,10 +180,15 @@ async fn look(shared: &Shared, sandbox: &SandboxStore) -> Verdict {
         if let Some(verdict) = without_container(&known) {
             return Ok(verdict);
         }
-        let container = shared
+        let mut interrupted = shared.interrupted.clone();
+        let asked = shared
             .containers
-            .of(sandbox.id(), known.client, meta.as_ref())
-            .await?;
+            .of(sandbox.id(), known.client, meta.as_ref());
+        let container = tokio::select! {
+            biased;
+            _ = interrupted.wait_for(|it| *it) => Err("interrupted".to_owned()),
+            container = asked => container,
+        }?;
         Ok(with_container(&known, &container))
     };
     judged.await.unwrap_or_else(Verdict::Fail)

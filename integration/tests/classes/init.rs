@@ -2,11 +2,14 @@
 
 //! An init that is more than a `sleep`, and a process of which no image can be made.
 
-use std::fs;
+use std::{fs, thread, time::Duration};
 
-use anyhow::Result;
-use crab_integration::{BUSYBOX, Client, DEBIAN, RunOptions, Testbed, poll, sleeper};
+use anyhow::{Context, Result};
+use crab_integration::{
+    BUSYBOX, Client, DEBIAN, RunOptions, Testbed, Tool, poll, processes, sleeper,
+};
 use crab_store::Class;
+use rustix::process::Signal;
 
 use crate::LIMIT;
 
@@ -83,6 +86,53 @@ fn an_init_that_is_only_called_sleep_is_not_taken_for_one() -> Result<()> {
     Ok(())
 }
 
+/// Takes its time until it waits.
+const SLEEPER_THAT_BEGINS_LATE: &str = "#include <unistd.h>
+int main(void) {
+    while (access(\"/shared/go\", F_OK)) ;
+    for (;;) pause();
+}";
+/// Longer than the init of a container is waited for while something else is to happen.
+const SLOW: Duration = Duration::from_millis(2500);
+
+#[test]
+fn an_init_that_comes_to_rest_late_is_waited_for_as_long_as_nothing_happens() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let shared = tempfile::tempdir()?;
+    let ctr = testbed.ctr();
+    let options = || RunOptions::new().bind(ctr, shared.path(), "/shared");
+    let maker = ctr.run(DEBIAN, options())?;
+    let make = format!("cat >/shared/sleep.c <<'C'\n{SLEEPER_THAT_BEGINS_LATE}\nC\n");
+    maker.sh_ok(&format!("{make}gcc -O1 -o /shared/sleep /shared/sleep.c"))?;
+
+    let sandbox = ctr.run(DEBIAN, options().args(["/shared/sleep", "900"]))?;
+    thread::sleep(SLOW);
+    fs::write(shared.path().join("go"), "")?;
+    let init = format!("/proc/{}", sandbox.pid()?);
+    let is_in = format!("{init}/syscall");
+    poll("it waits", LIMIT, || {
+        // 34 is pause.
+        Ok(fs::read_to_string(&is_in)?.starts_with("34 ").then_some(()))
+    })?;
+    // The look wakes it.
+    let ran = || fs::read_to_string(format!("{init}/schedstat"));
+    let before = ran()?;
+    poll("it is looked at", LIMIT, || {
+        Ok((ran()? != before).then_some(()))
+    })?;
+    thread::sleep(Duration::from_millis(500));
+    for class in [Class::None, Class::Files, Class::None] {
+        let script = match class {
+            Class::Files => "echo x >/root/x",
+            _ => "true",
+        };
+        let turn = crab.turn_of(&sandbox, class, script)?;
+        assert_eq!(turn.record.degraded, None);
+    }
+    Ok(())
+}
+
 #[test]
 fn an_init_that_wakes_up_and_goes_on_waiting_needs_no_image() -> Result<()> {
     let testbed = Testbed::here()?;
@@ -105,6 +155,53 @@ fn an_init_that_wakes_up_and_goes_on_waiting_needs_no_image() -> Result<()> {
                        until grep -qs '^230 ' /proc/$!/syscall; do :; done";
         crab.turn_of(&sandbox, Class::Processes, another)?;
     }
+    Ok(())
+}
+
+/// Traces a process, which it does not stop, for as long as a file is there that it makes.
+const TRACER: &str = "import ctypes, os, sys, time
+seize, pid, begun = 0x4206, int(sys.argv[1]), sys.argv[2]
+if ctypes.CDLL(None, use_errno=True).ptrace(seize, pid, None, None):
+    sys.exit(os.strerror(ctypes.get_errno()))
+open(begun, 'w').close()
+while os.path.exists(begun): time.sleep(0.01)";
+
+#[test]
+fn a_look_at_the_init_that_comes_to_nothing_is_a_matter_of_one_turn() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let crab = testbed.crab();
+    let dir = tempfile::tempdir()?;
+    let options = RunOptions::new().args(["sleep", "900"]);
+    let sandbox = testbed.ctr().run(BUSYBOX, options)?;
+    crab.turn_of(&sandbox, Class::None, "true")?;
+
+    let init = sandbox.pid()?;
+    processes::signal(init, Signal::STOP)?;
+    poll("it is stopped", LIMIT, || {
+        Ok(processes::is_stopped(init).then_some(()))
+    })?;
+    processes::signal(init, Signal::CONT)?;
+    let traced = dir.path().join("traced");
+    let words = [&init.to_string(), traced.to_str().context("its name")?];
+    let tracer = Tool::new("python3").args(["-c", TRACER]).args(words);
+    let tracer = tracer.start()?;
+    poll("it is traced", LIMIT, || Ok(traced.exists().then_some(())))?;
+    let unseen = crab.turn_of(&sandbox, Class::Processes, "true")?;
+    let reason = &unseen.record.reason;
+    assert!(reason.contains("was not seen"), "{reason}");
+    // A dump would end it.
+    let degraded = unseen.record.degraded.unwrap_or_default();
+    assert!(degraded.contains("busybox sleep"), "{degraded}");
+    fs::remove_file(&traced)?;
+    tracer.wait()?.ok()?;
+
+    let seen = crab.turn_of(&sandbox, Class::Processes, "true")?;
+    assert_eq!(seen.record.degraded, None, "{}", seen.record.reason);
+    crab.turn_of(&sandbox, Class::None, "true")?;
+    let turn = crab.turn_of(&sandbox, Class::Files, "echo x >/root/x")?;
+    assert_eq!(turn.record.degraded, None);
+    let restored = crab.rollback(&sandbox, turn.record.turn.0)?;
+    assert_eq!(restored["processes"], false, "{restored}");
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 //! Everything is lost at once, sandboxes and daemons, as by a host that went down: `crab restore --all`.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use crab_integration::{
@@ -13,9 +13,8 @@ use serde_json::Value;
 
 use crate::LIMIT;
 
-/// SIGKILL to both daemons, to the shims and all that runs in these sandboxes, and to crabd; then the
-/// daemons are started again.
-fn lose(testbed: &Testbed, sandboxes: &[&Sandbox]) -> Result<()> {
+/// SIGKILL to both daemons, to the shims and all that runs in these sandboxes, and to crabd.
+fn kill(testbed: &Testbed, sandboxes: &[&Sandbox]) -> Result<()> {
     let mut pids = Vec::new();
     for sandbox in sandboxes {
         pids.push(sandbox.shim()?);
@@ -32,6 +31,12 @@ fn lose(testbed: &Testbed, sandboxes: &[&Sandbox]) -> Result<()> {
     for pid in pids {
         processes::wait_gone(pid, LIMIT)?;
     }
+    Ok(())
+}
+
+/// The same, and the daemons are started again.
+fn lose(testbed: &Testbed, sandboxes: &[&Sandbox]) -> Result<()> {
+    kill(testbed, sandboxes)?;
     testbed.service("start", "containerd")?;
     testbed.service("start", "dockerd")?;
     Ok(())
@@ -214,4 +219,28 @@ fn all_that_was_lost_comes_back_and_nothing_else() -> Result<()> {
     let said = restore_all(&crab, &[], 0)?;
     ensure!(said["failed"] == 0, "{said}");
     Ok(())
+}
+
+#[test]
+fn daemons_that_come_later_than_the_command_are_waited_for() -> Result<()> {
+    let testbed = Testbed::here()?;
+    let _alone = testbed.alone();
+    let crab = testbed.crab();
+    let (ctr, docker) = (testbed.ctr(), testbed.docker());
+    let one = with_file(ctr, &crab, RunOptions::new())?;
+    let two = with_file(docker, &crab, RunOptions::new())?;
+    kill(&testbed, &[&one, &two])?;
+    let restoring = crab.tool(&["restore", "--all", "--json"]).start()?;
+    // As where both begin with the host.
+    thread::sleep(Duration::from_secs(1));
+    testbed.service("start", "containerd")?;
+    testbed.service("start", "dockerd")?;
+    let said = restoring.wait()?;
+    ensure!(said.status == 0, "{said:?}");
+    for who in ["containerd", "dockerd"] {
+        let waits = format!("cannot reach {who} at ");
+        ensure!(said.stderr.matches(&waits).count() == 1, "{said:?}");
+    }
+    has_file(&one)?;
+    has_file(&two)
 }

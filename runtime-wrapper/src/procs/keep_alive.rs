@@ -2,7 +2,8 @@
 //! The rule for inits that only hold their container open.
 //!
 //! Which one does is told by its command, and from then on by evidence: once it has come to rest
-//! after its start, nothing in it may change. It is looked at again only when it has run.
+//! after its start, nothing in it may change. It is looked at again only when it has run. That a
+//! look comes to nothing, as on a host where it gets no processor, says nothing about it.
 //!
 //! ```text
 //! tini -- tail -f /dev/null
@@ -12,14 +13,16 @@
 //! ```
 
 use std::{
+    fs, io, mem,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use crab_store::Digest;
+use thiserror::Error;
 
-use super::{Content, Process, Set, content::shape, read::read_process};
+use super::{Content, ContentError, Process, Set, content::shape, read::read_process};
 use crate::cgroup::{Cgroup, CgroupError};
 
 /// An init that only holds its container open.
@@ -42,10 +45,45 @@ struct Evidence {
     shape: Option<Digest>,
 }
 
+/// Why an init may do more than hold its container open.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Doubt {
+    /// It has done something, or is not what its command says: it will never be known again to
+    /// only wait.
+    #[error("{0}")]
+    Changed(String),
+    /// It could not be looked at this time. What was known of it stays.
+    #[error("{0}")]
+    Unknown(String),
+}
+
+impl From<CgroupError> for Doubt {
+    fn from(error: CgroupError) -> Self {
+        Self::Unknown(error.to_string())
+    }
+}
+
+impl From<ContentError> for Doubt {
+    fn from(error: ContentError) -> Self {
+        let why = error.to_string();
+        match error {
+            ContentError::TooLarge { .. } | ContentError::Opaque { .. } => Self::Changed(why),
+            // Not by the kernel: nothing that another look could find otherwise.
+            ContentError::Stop { source, .. } if source.raw_os_error().is_none() => {
+                Self::Changed(why)
+            }
+            _ => Self::Unknown(why),
+        }
+    }
+}
+
 /// How much may have to be read, in bytes: far more than there is in anything that only waits.
 const MAX_HELD: u64 = 16 << 20;
-/// For how long what was woken may take to be at rest again.
-const REST: Duration = Duration::from_secs(2);
+/// For how long a look may take: what was woken has to be at rest again, and to stop when it is
+/// told to, which takes a processor that it may be denied for a second (`cpu.max`).
+const LOOK: Duration = Duration::from_secs(3);
+/// The longest pause between two looks at whether it rests.
+const PAUSE: Duration = Duration::from_millis(10);
 
 impl KeepAlive {
     /// The rule for an init started with these arguments (of the container's
@@ -58,20 +96,28 @@ impl KeepAlive {
         })
     }
 
-    /// Takes them as they are once they are at rest: after their start, or after
+    /// Whether they were seen at rest.
+    pub fn is_settled(&self) -> bool {
+        self.evidence.is_some()
+    }
+
+    /// Takes them as they are once they are at rest, within `limit`: after their start, or after
     /// something has been done to them that changes what they hold, such as a dump by CRIU.
     ///
     /// # Errors
-    /// Why they do not, or cannot be looked at. They are not trusted then.
-    pub fn settle(&mut self, cgroup: &Cgroup) -> Result<(), String> {
+    /// Why they do not, or cannot be looked at. What was known of them is forgotten only if they
+    /// are others.
+    pub fn settle(&mut self, cgroup: &Cgroup, limit: Duration) -> Result<(), Doubt> {
         let earlier = self.evidence.as_ref().map(|evidence| &evidence.content);
-        let found = self.found(cgroup, earlier);
-        let (evidence, settled) = match found {
-            Ok(found) => (Some(found), Ok(())),
-            Err(why) => (None, Err(why)),
-        };
-        self.evidence = evidence;
-        settled
+        match self.found(cgroup, earlier, Instant::now() + limit) {
+            Ok(found) => self.evidence = Some(found),
+            Err(changed @ Doubt::Changed(_)) => {
+                self.evidence = None;
+                return Err(changed);
+            }
+            Err(unknown) => return Err(unknown),
+        }
+        Ok(())
     }
 
     /// Looks whether those among the processes of `all` have only waited since they came to
@@ -79,24 +125,39 @@ impl KeepAlive {
     ///
     /// # Errors
     /// Why they may not have.
-    pub fn look(&mut self, cgroup: &Cgroup, all: &Set) -> Result<(), String> {
+    pub fn look(&mut self, cgroup: &Cgroup, all: &Set) -> Result<(), Doubt> {
         let Some(evidence) = &self.evidence else {
-            return Err("it was not seen at rest".into());
+            return Err(Doubt::Changed("it was not seen at rest".into()));
         };
         if self.own(all).since(&evidence.seen).is_none() {
             return Ok(());
         }
-        let now = self.found(cgroup, Some(&evidence.content))?;
+        let until = Instant::now() + LOOK;
+        let mut unknown = None;
+        let now = loop {
+            let why = match self.found(cgroup, Some(&evidence.content), until) {
+                Ok(found) => break found,
+                Err(Doubt::Unknown(why)) => why,
+                Err(changed) => return Err(changed),
+            };
+            // The last one would only say that the time is over.
+            let first = unknown.get_or_insert(why);
+            if Instant::now() > until {
+                return Err(Doubt::Unknown(mem::take(first)));
+            }
+            thread::sleep(PAUSE);
+        };
         // One that catches signals can be told something by whoever sends one.
         let changed = match now.seen.iter().any(Process::catches_signals) {
             true => now.content.since(&evidence.content),
             false => now.content.since_deaf(&evidence.content),
         };
         if let Some(changed) = changed {
-            return Err(changed.to_string());
+            return Err(Doubt::Changed(changed.to_string()));
         }
         if now.shape != evidence.shape {
-            return Err(format!("{} has another shape", self.args[0]));
+            let why = format!("{} has another shape", self.args[0]);
+            return Err(Doubt::Changed(why));
         }
         if let Some(evidence) = &mut self.evidence {
             evidence.seen = now.seen;
@@ -105,25 +166,41 @@ impl KeepAlive {
     }
 
     /// All that it takes, none of which does anything: twice the same, off the CPU.
-    fn at_rest(&self, cgroup: &Cgroup) -> Result<Set, String> {
-        let start = Instant::now();
+    fn at_rest(&self, cgroup: &Cgroup, until: Instant) -> Result<Set, Doubt> {
+        let mut pause = Duration::from_micros(300);
         let mut last: Option<Set> = None;
         loop {
-            let all = Set::of(cgroup, None).map_err(|error| error.to_string())?;
+            let all = Set::of(cgroup, None)?;
             if !all.iter().any(|process| process.pid == self.init) {
-                return Err("it has ended".into());
+                return Err(self.not_there());
             }
             let now = self.own(&all);
             let all = 1 + usize::from(wrapped(&self.args).is_some());
-            let rest = now.iter().count() == all && now.at_rest();
+            let are_all = now.iter().count() == all;
+            let rest = are_all && now.at_rest();
             if rest && last.is_some_and(|last| now.since(&last).is_none()) {
                 return Ok(now);
             }
-            if start.elapsed() > REST {
-                return Err(format!("{} does not come to rest", self.args[0]));
+            if Instant::now() > until {
+                // Before they were seen at rest they may not have begun.
+                return Err(match are_all || !self.is_settled() {
+                    true => Doubt::Unknown(format!("{} does not come to rest", self.args[0])),
+                    false => Doubt::Changed(format!("{} is not all that it was", self.args[0])),
+                });
             }
             last = rest.then_some(now);
-            thread::sleep(Duration::from_micros(300));
+            thread::sleep(pause);
+            pause = PAUSE.min(pause * 2);
+        }
+    }
+
+    /// What it means that the init is not among the processes.
+    fn not_there(&self) -> Doubt {
+        match fs::metadata(format!("/proc/{}", self.init)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Doubt::Changed("it has ended".into())
+            }
+            _ => Doubt::Unknown("it cannot be read".into()),
         }
     }
 
@@ -135,20 +212,25 @@ impl KeepAlive {
     }
 
     /// What there is to find of them at rest, and how they are when they are again.
-    fn found(&self, cgroup: &Cgroup, earlier: Option<&Content>) -> Result<Evidence, String> {
-        let mut waits = self.at_rest(cgroup)?;
+    fn found(
+        &self,
+        cgroup: &Cgroup,
+        earlier: Option<&Content>,
+        until: Instant,
+    ) -> Result<Evidence, Doubt> {
+        let mut waits = self.at_rest(cgroup, until)?;
         let mut its_shape = None;
         if wrapped(&self.args).is_some() {
             let init = waits.iter().find(|process| process.pid == self.init);
-            let init = init.ok_or("it has ended")?;
-            its_shape = Some(shape(init).map_err(|error| format!("{}: {error}", init.comm))?);
+            let init = init.ok_or_else(|| self.not_there())?;
+            let unread = |error| Doubt::Unknown(format!("{}: {error}", init.comm));
+            its_shape = Some(shape(init).map_err(unread)?);
             waits.processes.retain(|(pid, _), _| *pid != self.init);
         }
-        let content = Content::of_waiting(&waits, earlier, MAX_HELD);
-        let content = content.map_err(|error| error.to_string())?;
+        let content = Content::of_waiting(&waits, earlier, MAX_HELD, until)?;
         Ok(Evidence {
             content,
-            seen: self.at_rest(cgroup)?,
+            seen: self.at_rest(cgroup, until)?,
             shape: its_shape,
         })
     }

@@ -39,7 +39,7 @@ pub use self::{
     changes::ProcessChange,
     content::{Changed, Content, ContentError},
     holds::{References, descriptors},
-    keep_alive::KeepAlive,
+    keep_alive::{Doubt, KeepAlive},
     listening::Listening,
     places::Places,
     portrait::{MemoryDigest, MemoryVerdict, Portraits, ProcessDifference, ProcessDifferenceKind},

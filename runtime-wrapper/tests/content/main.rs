@@ -5,4 +5,5 @@
 mod harness;
 mod idle;
 mod itself;
+mod keep_alive;
 mod outside;

@@ -38,6 +38,7 @@ use std::{
     fs,
     path::PathBuf,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -47,7 +48,7 @@ use crab_runtime::{
     cgroup::Cgroup,
     criu::Remainder,
     files::Staged,
-    procs::{KeepAlive, Places, Portraits, Set},
+    procs::{Doubt, KeepAlive, Places, Portraits, Set},
 };
 use crab_store::{ChangedPath, Class, Cost, ProcessEntry, TmpfsImage, TurnEffects};
 use tokio::runtime::Handle;
@@ -71,6 +72,12 @@ use crate::{
     tracer::Tracer,
 };
 
+/// For how long an init may take to be at rest again, and how often and for how long it is looked
+/// for in one that begins while nothing else is to happen.
+const REST: Duration = Duration::from_secs(2);
+const REST_AGAIN: Duration = Duration::from_millis(250);
+const BEGINNING: Duration = Duration::from_secs(30);
+
 /// What a capture compares with.
 pub(crate) struct Capture {
     pub(crate) container: Arc<Container>,
@@ -88,7 +95,7 @@ pub(crate) struct Capture {
     pub(crate) init: i32,
     pub(crate) keep_alive: Option<KeepAlive>,
     /// Why the init matters although its command says that it does not, until a capture has
-    /// told it.
+    /// told it. It is over then where the rule is still there.
     pub(crate) doubt: Option<String>,
     pub(crate) known: Known,
     /// The mounts that the init sees, as of the newest look.
@@ -190,21 +197,32 @@ impl Capture {
     }
 
     /// The same, after a look at whether the init still only holds the container open: if not,
-    /// it matters from now on.
+    /// it matters from now on; if that could not be told, it does until the next capture.
     pub(crate) fn processes_with_evidence(&mut self) -> Result<Set> {
         let all = Set::of(&self.cgroup, None)?;
-        let looked = match &mut self.keep_alive {
-            // Otherwise it is looked at as any process, and a second look would wake it.
-            Some(rule) if !self.lasting.is_there() => rule.look(&self.cgroup, &all),
-            _ => Ok(()),
-        };
-        if let Err(why) = looked {
-            self.keep_alive = None;
-            let doubt = format!("the init does more than hold the container open: {why}");
-            tracing::info!("{doubt}");
-            self.doubt = Some(doubt);
+        // Otherwise it is looked at as any process, and a second look would wake it.
+        if self.doubt.is_none() && !self.lasting.is_there() {
+            self.judge_init(&all);
         }
         Ok(self.that_matter(all))
+    }
+
+    fn judge_init(&mut self, all: &Set) {
+        let Some(rule) = &mut self.keep_alive else {
+            return;
+        };
+        let why = match rule.look(&self.cgroup, all) {
+            Ok(()) => return,
+            Err(Doubt::Changed(why)) => {
+                self.keep_alive = None;
+                format!("the init does more than hold the container open: {why}")
+            }
+            Err(Doubt::Unknown(why)) => {
+                format!("whether the init only holds the container open was not seen: {why}")
+            }
+        };
+        tracing::info!("{why}");
+        self.doubt = Some(why);
     }
 
     /// Looks whether the init still only holds the container open.
@@ -216,12 +234,34 @@ impl Capture {
 
     /// Takes the init as it is, where it only holds the container open: it has begun, or an
     /// image was made of it, which changes what is in it.
+    ///
+    /// Where many containers start at once, it may take long until one that begins has come to
+    /// rest: that is waited for until something is done to it.
     pub(crate) fn settle_init(&mut self) {
-        if let Some(rule) = &mut self.keep_alive
-            && !self.lasting.is_there()
-            && let Err(why) = rule.settle(&self.cgroup)
-        {
-            tracing::info!(why, "the init is not known to only hold the container open");
+        if self.lasting.is_there() {
+            return;
+        }
+        if self.doubt.is_some() {
+            // It was not looked at before the image: only as it was before does it hold open.
+            match Set::of(&self.cgroup, None) {
+                Ok(all) => self.judge_init(&all),
+                Err(error) => tracing::info!(%error, "the init was not looked at"),
+            }
+            return;
+        }
+        let Some(rule) = &mut self.keep_alive else {
+            return;
+        };
+        let start = Instant::now();
+        let mut limit = REST;
+        while let Err(why) = rule.settle(&self.cgroup, limit) {
+            let begins = matches!(why, Doubt::Unknown(_)) && !rule.is_settled();
+            if !begins || start.elapsed() > BEGINNING || self.schedule.is_waited_for() {
+                tracing::info!(%why, "the init is not known to only hold the container open");
+                return;
+            }
+            limit = REST_AGAIN;
+            thread::sleep(REST_AGAIN);
         }
     }
 
@@ -245,7 +285,7 @@ impl Capture {
     /// there is.
     fn keep_alive(&self) -> Option<&KeepAlive> {
         let rule = self.keep_alive.as_ref();
-        rule.filter(|_| !self.lasting.is_there())
+        rule.filter(|_| !self.lasting.is_there() && self.doubt.is_none())
     }
 
     fn half(&self, now: &Set) -> ProcessHalf {

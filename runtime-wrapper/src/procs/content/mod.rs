@@ -32,7 +32,7 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc::{RecvTimeoutError, Sender, channel},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crab_store::Digest;
@@ -209,7 +209,8 @@ impl Content {
     }
 
     /// What processes hold that do nothing but wait, and are not frozen: a tracer stops
-    /// them for as long as that takes. What they do when it has let go of them is not in it.
+    /// them for as long as that takes, for which it waits until then. What they do when it has let
+    /// go of them is not in it.
     ///
     /// # Errors
     /// As of [`Self::of`].
@@ -217,12 +218,13 @@ impl Content {
         set: &Set,
         earlier: Option<&Self>,
         limit: u64,
+        until: Instant,
     ) -> Result<Self, ContentError> {
         none_is_stopped(set)?;
         let tids = threads_of(set.iter().map(|process| process.pid))?;
         let look = || {
             let stopped = Stopped::ask(&tids).map_err(refused)?;
-            stopped.wait().map_err(refused)?;
+            stopped.wait(until).map_err(refused)?;
             Self::read(&stopped, set.iter(), earlier, limit)
         };
         thread::scope(|scope| match beside(scope, look)?.join() {
@@ -355,7 +357,7 @@ fn stop(cgroup: &Cgroup, frozen: &Frozen, asked: Asked) -> Result<Stopped, Conte
     let tids = threads_of(cgroup.processes()?)?;
     let stopped = Stopped::ask(&tids).map_err(refused)?;
     drop(asked);
-    let waited = frozen.while_stopping(|| stopped.wait())?;
+    let waited = frozen.while_stopping(|| stopped.wait(Instant::now() + stop::LIMIT))?;
     waited.map_err(refused)?;
     Ok(stopped)
 }

@@ -17,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// For how long a thread may take to stop. It is frozen, or asleep, and wakes for this.
-const LIMIT: Duration = Duration::from_millis(250);
+/// For how long a frozen thread may take to stop.
+pub(super) const LIMIT: Duration = Duration::from_millis(250);
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION` (`linux/ptrace.h`).
 const GET_RSEQ: libc::c_uint = 0x420f;
@@ -83,13 +83,12 @@ impl Stopped {
         Ok(stopped)
     }
 
-    /// Waits until all have stopped.
-    pub(super) fn wait(&self) -> Result<(), (i32, io::Error)> {
-        let start = Instant::now();
+    /// Waits until all have stopped. One that was asleep wakes for this, and waits for a processor.
+    pub(super) fn wait(&self, until: Instant) -> Result<(), (i32, io::Error)> {
         for tid in &self.tids {
             while let Err(error) = registers(*tid) {
                 let not_yet = error.raw_os_error() == Some(libc::ESRCH);
-                if !not_yet || start.elapsed() > LIMIT {
+                if !not_yet || Instant::now() > until {
                     return Err((*tid, error));
                 }
                 thread::sleep(Duration::from_micros(30));

@@ -4,7 +4,10 @@
 //! crabd is started if none listens, and asked again if it went away; while it is
 //! away, the answer is the reason, and the sandbox goes on as ever. Only one start
 //! is tried per [`RETRY`], so that a host where crabd cannot run does not pay for
-//! it with every turn.
+//! it with every turn. What becomes of a connection on which nobody answers, or not in time, is
+//! for [`link`] to say.
+
+mod link;
 
 use std::{
     fs::File,
@@ -24,13 +27,9 @@ use crab_api::{
     tracer_ttrpc::TracerClient,
 };
 use crab_runtime::cgroup::Cgroup;
-use tokio::{
-    sync::Mutex,
-    task::AbortHandle,
-    time::{sleep, timeout},
-};
-use ttrpc::context::Context as Call;
+use tokio::{sync::Mutex, task::AbortHandle, time::sleep};
 
+use self::link::{Link, NoAnswer};
 use crate::sandbox::Host;
 
 /// How long a start of crabd may take until it listens.
@@ -38,7 +37,7 @@ const START_LIMIT: Duration = Duration::from_secs(3);
 /// How long one answer may take: crabd answers in microseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(1);
 /// And while the sandbox stands still.
-const QUICK_LIMIT: Duration = Duration::from_millis(200);
+const QUICK_LIMIT: Duration = Duration::from_millis(400);
 /// For how long one that did not is expected to come nevertheless: on a busy host the
 /// kernel checks its programs for longer than a turn can wait.
 const LATE_LIMIT: Duration = Duration::from_secs(60);
@@ -69,7 +68,7 @@ pub(crate) struct Attention {
 pub(crate) struct Tracer {
     host: Arc<Host>,
     sandbox: String,
-    link: Mutex<Link>,
+    state: Mutex<State>,
     /// Holds the link until crabd is there.
     preparing: std::sync::Mutex<Option<AbortHandle>>,
     /// A crabd is expected that did not listen in time.
@@ -77,10 +76,10 @@ pub(crate) struct Tracer {
 }
 
 #[derive(Default)]
-struct Link {
-    client: Option<TracerClient>,
+struct State {
+    link: Link,
     watched: Option<Watched>,
-    /// When crabd last could not be started or did not answer, and why.
+    /// When crabd last could not be started, and why.
     failed: Option<(Instant, String)>,
 }
 
@@ -89,7 +88,7 @@ impl Tracer {
         Self {
             host,
             sandbox,
-            link: Mutex::default(),
+            state: Mutex::default(),
             preparing: std::sync::Mutex::default(),
             is_late: AtomicBool::new(false),
         }
@@ -105,11 +104,11 @@ impl Tracer {
     pub(crate) fn prepare(self: &Arc<Self>) {
         let this = self.clone();
         let task = tokio::spawn(async move {
-            let mut link = this.link.lock().await;
-            if link.client.is_none()
-                && let Ok(client) = this.connect(&mut link).await
+            let mut state = this.state.lock().await;
+            if !state.link.is_there()
+                && let Ok(client) = this.connect(&mut state).await
             {
-                link.client = Some(client);
+                state.link.is(client);
             }
         });
         *self.preparing() = Some(task.abort_handle());
@@ -129,67 +128,49 @@ impl Tracer {
 
     /// Begins to watch, or goes on with another cgroup and other devices.
     pub(crate) async fn watch(self: &Arc<Self>, watched: Watched) -> Result<Effects, String> {
-        let mut link = self.link.lock().await;
-        link.watched = Some(watched);
-        self.renew(&mut link).await
+        let mut state = self.state.lock().await;
+        state.watched = Some(watched);
+        self.renew(&mut state).await
     }
 
     /// The counters now.
     pub(crate) async fn effects(self: &Arc<Self>) -> Result<Effects, String> {
-        let mut link = self.link.lock().await;
-        if let Some(client) = &link.client {
-            match self.ask(client, None).await {
-                Err(CallError::Refused(error)) => {
-                    tracing::debug!(%error, "crabd does not know us; asking again");
-                    link.client = None;
-                }
-                answer => return answer.map_err(|error| link.failure(error)),
+        let mut state = self.state.lock().await;
+        match state.link.effects(CALL_LIMIT, &self.question(None)).await {
+            Ok(effects) => Ok(effects),
+            Err(silent @ NoAnswer::Silent) => Err(silent.to_string()),
+            // Gone, or another one that knows nothing of us yet.
+            Err(why) => {
+                tracing::debug!(%why, "telling crabd of the sandbox again");
+                self.renew(&mut state).await
             }
         }
-        // Gone, or another one that knows nothing of us yet.
-        self.renew(&mut link).await
     }
 
     /// The same while the sandbox stands still, which no crabd may prolong: of one that
     /// answers, and at once. With attention, [`Effects::calls`] counts from then on.
     pub(crate) async fn effects_now(&self, attention: Option<&Attention>) -> Option<Effects> {
-        let mut link = self.link.lock().await;
-        let client = link.client.as_ref()?;
-        let answer = timeout(QUICK_LIMIT, self.ask(client, attention)).await;
-        match answer {
-            Ok(Ok(effects)) => Some(effects),
-            _ => {
-                // Dialled again, or started, when it is next asked at leisure.
-                link.client = None;
-                None
-            }
-        }
+        let mut state = self.state.lock().await;
+        let question = self.question(attention);
+        // One that is gone is dialled again, or started, when it is next asked at leisure.
+        state.link.effects(QUICK_LIMIT, &question).await.ok()
     }
 
     /// Which inodes of an overlay have changed since an earlier answer, of which `mark` is.
     /// The sandbox may stand still meanwhile, and is not to wait for a crabd that is only just
     /// coming; without an answer, anything may have changed.
     pub(crate) async fn changes(&self, device: u64, mark: &str) -> Option<Changes> {
-        let link = self.link.try_lock().ok()?;
+        let mut state = self.state.try_lock().ok()?;
         let request = ChangesRequest {
             sandbox: self.sandbox.clone(),
             device,
             mark: mark.to_owned(),
             ..Default::default()
         };
-        let client = link.client.as_ref()?;
-        let asked = client.changes(Call::default(), &request);
-        match timeout(QUICK_LIMIT, asked).await {
-            Ok(Ok(changes)) => Some(changes),
-            _ => None,
-        }
+        state.link.changes(QUICK_LIMIT, &request).await.ok()
     }
 
-    async fn ask(
-        &self,
-        client: &TracerClient,
-        attention: Option<&Attention>,
-    ) -> Result<Effects, CallError> {
+    fn question(&self, attention: Option<&Attention>) -> EffectsRequest {
         let mut request = EffectsRequest {
             sandbox: self.sandbox.clone(),
             ..Default::default()
@@ -199,7 +180,7 @@ impl Tracer {
             request.spared_pid_namespace = attention.pid_namespace;
             request.spared_pids = attention.spared.clone();
         }
-        within(client.effects(Call::default(), &request)).await
+        request
     }
 
     /// Ends the watch. Does not wait for a crabd that is only just coming.
@@ -207,20 +188,17 @@ impl Tracer {
         if let Some(preparing) = self.preparing().take() {
             preparing.abort();
         }
-        let mut link = self.link.lock().await;
-        link.watched = None;
-        if let Some(client) = link.client.take() {
-            let request = UnwatchRequest {
-                sandbox: self.sandbox.clone(),
-                ..Default::default()
-            };
-            // crabd also sees the shim go.
-            let _ = within(client.unwatch(Call::default(), &request)).await;
-        }
+        let mut state = self.state.lock().await;
+        state.watched = None;
+        let request = UnwatchRequest {
+            sandbox: self.sandbox.clone(),
+            ..Default::default()
+        };
+        state.link.end(CALL_LIMIT, &request).await;
     }
 
-    async fn renew(self: &Arc<Self>, link: &mut Link) -> Result<Effects, String> {
-        let Some(watched) = link.watched.clone() else {
+    async fn renew(self: &Arc<Self>, state: &mut State) -> Result<Effects, String> {
+        let Some(watched) = state.watched.clone() else {
             return Err("the sandbox is not watched yet".into());
         };
         let request = WatchRequest {
@@ -232,38 +210,39 @@ impl Tracer {
             init_pid: watched.init as u32,
             ..Default::default()
         };
-        if let Some(client) = link.client.take() {
-            match within(client.watch(Call::default(), &request)).await {
-                Err(CallError::Refused(error)) => {
-                    tracing::debug!(%error, "crabd is gone or going; dialling again");
+        if state.link.is_there() {
+            match state.link.watch(CALL_LIMIT, &request).await {
+                Err(NoAnswer::Gone(error)) => {
+                    tracing::debug!(error, "crabd is gone or going; dialling again");
                 }
-                answer => return link.watches(client, answer),
+                answer => return answer.map_err(|why| why.to_string()),
             }
         }
-        let client = self.connect(link).await?;
-        let answer = within(client.watch(Call::default(), &request)).await;
-        link.watches(client, answer)
+        let client = self.connect(state).await?;
+        state.link.is(client);
+        let answer = state.link.watch(CALL_LIMIT, &request).await;
+        answer.map_err(|why| why.to_string())
     }
 
-    async fn connect(self: &Arc<Self>, link: &mut Link) -> Result<TracerClient, String> {
-        if let Some((when, why)) = &link.failed
+    async fn connect(self: &Arc<Self>, state: &mut State) -> Result<TracerClient, String> {
+        if let Some((when, why)) = &state.failed
             && when.elapsed() < RETRY
         {
             return Err(why.clone());
         }
         let socket = self.socket();
         if let Ok(client) = connect(&socket).await {
-            link.failed = None;
+            state.failed = None;
             return Ok(TracerClient::new(client));
         }
         match self.start().await {
             Ok(client) => {
-                link.failed = None;
+                state.failed = None;
                 Ok(client)
             }
             Err(error) => {
                 let why = format!("no crabd: {error:#}");
-                link.failed = Some((Instant::now(), why.clone()));
+                state.failed = Some((Instant::now(), why.clone()));
                 Err(why)
             }
         }
@@ -329,10 +308,10 @@ impl Tracer {
                 sleep(LATE_PAUSE).await;
                 let Some(this) = this.upgrade() else { return };
                 if connect(&this.socket()).await.is_ok() {
-                    let mut link = this.link.lock().await;
-                    link.failed = None;
-                    if link.client.is_none()
-                        && let Err(why) = this.renew(&mut link).await
+                    let mut state = this.state.lock().await;
+                    state.failed = None;
+                    if !state.link.is_there()
+                        && let Err(why) = this.renew(&mut state).await
                     {
                         tracing::debug!(why, "crabd came late, and does not watch");
                     }
@@ -343,47 +322,5 @@ impl Tracer {
                 this.is_late.store(false, Ordering::SeqCst);
             }
         });
-    }
-}
-
-/// Why a call failed.
-enum CallError {
-    /// A crabd that hangs is not asked again with every turn: each question would
-    /// cost the turn its whole limit.
-    Silent,
-    Refused(ttrpc::Error),
-}
-
-async fn within<T>(call: impl Future<Output = ttrpc::Result<T>>) -> Result<T, CallError> {
-    match timeout(CALL_LIMIT, call).await {
-        Ok(answer) => answer.map_err(CallError::Refused),
-        Err(_) => Err(CallError::Silent),
-    }
-}
-
-impl Link {
-    /// Keeps a client that has begun to watch.
-    fn watches(
-        &mut self,
-        client: TracerClient,
-        answer: Result<Effects, CallError>,
-    ) -> Result<Effects, String> {
-        let effects = answer.map_err(|error| self.failure(error))?;
-        self.client = Some(client);
-        Ok(effects)
-    }
-
-    /// Why there is no answer; one that hangs is left.
-    fn failure(&mut self, error: CallError) -> String {
-        match error {
-            CallError::Silent => {
-                let why = "crabd does not answer in time".to_string();
-                self.client = None;
-                self.failed = Some((Instant::now(), why.clone()));
-                why
-            }
-            CallError::Refused(ttrpc::Error::RpcStatus(status)) => status.message,
-            CallError::Refused(other) => format!("crabd does not answer: {other}"),
-        }
     }
 }
