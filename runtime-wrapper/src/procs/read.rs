@@ -46,7 +46,8 @@ pub(super) fn look_at(pid: i32) -> io::Result<Option<Process>> {
         return Ok(None);
     }
     for (tid, dir) in all {
-        let state = || io::Result::Ok(Stat::read(&dir.join("stat"))?.map_or('X', |stat| stat.state));
+        let state =
+            || io::Result::Ok(Stat::read(&dir.join("stat"))?.map_or('X', |stat| stat.state));
         // Before the counters as well: one that has been woken, and was not counted yet, may be
         // asleep again right after.
         let before = state()?;
