@@ -152,8 +152,9 @@ run_abandon() {
 }
 
 run_destroy() {
-    local loops_before=$1 mode=$2 bad=0
+    local loops_before=$1 mode=$2 bad=0 ended
     [ -d "$RUN" ] || return 0
+    ended=$(uptime_ticks)
     if [ -n "$UNIT" ]; then
         kill -KILL "$UNIT" 2>/dev/null || true
         wait "$UNIT" 2>/dev/null || true
@@ -162,7 +163,7 @@ run_destroy() {
     if [ -e "$RUN/cgroups" ]; then
         cgroup_remove "$RUN" || bad=1
     fi
-    run_check "$loops_before" || bad=1
+    run_check "$loops_before" "$ended" || bad=1
     if [ -n "$LOGS" ] && [ "$mode" != prepare ] && [ -d "$RUN/upper/var/log" ]; then
         { mkdir -p "$LOGS" && cp -a "$RUN/upper/var/log/." "$LOGS/"; } || note "cannot copy the logs to $LOGS"
     fi
@@ -179,20 +180,40 @@ run_destroy() {
     return $bad
 }
 
+# How long the machine runs, in the clock ticks of /proc/<pid>/stat.
+uptime_ticks() {
+    awk -v hz="$(getconf CLK_TCK)" '{ printf "%d", $1 * hz }' /proc/uptime
+}
+
+# holder_of NAMESPACE TICKS: a process that has it and began by then; nothing if there is none. One that began
+# later has another one of the same number: the kernel gives the smallest that is free, and other runs make namespaces.
+holder_of() {
+    local found start
+    while read -r found; do
+        found=${found%/ns/*}
+        # The name may have blanks; what follows it is counted from its end.
+        start=$(sed 's/.*) //' "$found/stat" 2>/dev/null | cut -d' ' -f20) || continue
+        if [ -n "$start" ] && [ "$start" -le "$2" ]; then
+            echo "$found"
+            return
+        fi
+    done < <(find /proc/[0-9]*/ns -maxdepth 1 -lname "${1//[\[\]]/?}" 2>/dev/null)
+}
+
 # Looks for what the run could have left outside of its cgroups and directories. $RUN/report holds its
 # namespaces ("ns pid:[4026532345]") and the BPF objects that were there at its end ("bpf prog 17").
 run_check() {
-    local loops_before=$1 bad=0 kind a b found name ino
+    local loops_before=$1 ended=$2 bad=0 kind a b found name ino
     while read -r kind a b; do
         case $kind in
             ns)
                 # A process that is exiting holds its namespaces for a moment.
                 for _ in {1..20}; do
-                    found=$(find /proc/[0-9]*/ns -maxdepth 1 -lname "${a//[\[\]]/?}" 2>/dev/null | head -n 1 || true)
+                    found=$(holder_of "$a" "$ended")
                     [ -n "$found" ] || break
                     sleep 0.1
                 done
-                [ -z "$found" ] || { note "left behind: namespace $a, held by ${found%/ns/*}" && bad=1; }
+                [ -z "$found" ] || { note "left behind: namespace $a, held by $found" && bad=1; }
                 ;;
             bpf)
                 # The kernel frees them after a grace period.
