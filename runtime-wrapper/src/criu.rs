@@ -52,7 +52,7 @@ pub use self::{
 };
 use crate::{
     program::find_program,
-    reaper::{KILLED, Limit, Reaper},
+    reaper::{Limit, Reaper, signal_of},
 };
 
 /// The oldest CRIU that dumps on current kernels: earlier ones do not know
@@ -328,25 +328,24 @@ impl Criu {
         }
         let text = String::from_utf8_lossy(&text);
         let said = text.lines().find(|line| line.contains("Error"));
-        let (reason, is_answer) = match said {
-            _ if status > KILLED => (
+        let (reason, is_answer) = match (signal_of(status), said) {
+            (Some(signal), _) => (
                 format!(
                     "whether CRIU {version} works on this kernel is not known: its check was \
-                     killed by signal {} after {} s; it is made again",
-                    status - KILLED,
+                     killed by signal {signal} after {} s; it is made again",
                     took.as_secs()
                 ),
                 // One that always takes so long is not worth it for every turn.
                 took >= CHECK_LIMIT,
             ),
-            Some(said) => (
+            (None, Some(said)) => (
                 format!(
                     "CRIU {version} does not work on this kernel ({}); a newer criu may",
                     said.trim()
                 ),
                 true,
             ),
-            None => (
+            (None, None) => (
                 format!(
                     "whether CRIU {version} works on this kernel is not known: its check ended \
                      with {status} and gave no reason; it is made again"

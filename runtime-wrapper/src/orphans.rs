@@ -39,7 +39,11 @@ impl Found {
     /// Nothing if it is gone.
     fn of(pid: i32) -> io::Result<Option<Self>> {
         let stat = Stat::of(pid)?.filter(|stat| !stat.has_ended());
-        let command_line = unless_gone(fs::read(format!("/proc/{pid}/cmdline")))?;
+        let command_line = match fs::read(format!("/proc/{pid}/cmdline")) {
+            // Hidden even from root, by a security module: nothing that a shim started.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            read => unless_gone(read)?,
+        };
         Ok(stat.zip(command_line).map(|(stat, command_line)| Self {
             pid,
             group: stat.group,

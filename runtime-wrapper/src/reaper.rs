@@ -30,7 +30,9 @@ use crate::{deadline::Deadline, descriptors};
 const PARKED: usize = 512;
 
 /// What the number of the signal that killed a process is told beyond.
-pub(crate) const KILLED: u32 = 128;
+const KILLED: u32 = 128;
+/// The largest number of a signal.
+const LAST_SIGNAL: u32 = 64;
 
 /// How much of an answer is read.
 const ANSWER_LIMIT: u64 = 1 << 20;
@@ -43,6 +45,13 @@ pub struct Exit {
     pub status: u32,
     /// When it was reaped.
     pub at: SystemTime,
+}
+
+/// The signal by which a process was killed that ended with this status. An exit code of its own
+/// may say the same, as a shell's does of its child.
+pub(crate) fn signal_of(status: u32) -> Option<u32> {
+    let signal = status.checked_sub(KILLED)?;
+    (1..=LAST_SIGNAL).contains(&signal).then_some(signal)
 }
 
 /// An exit that nobody has asked for yet.
@@ -265,8 +274,8 @@ impl Reaper {
             .blocking_recv()
             .map_err(|_| io::Error::other("the reaper is gone"))?;
         drop(deadline);
-        if exit.status > KILLED {
-            let (signal, took) = (exit.status - KILLED, start.elapsed().as_secs());
+        if let Some(signal) = signal_of(exit.status) {
+            let took = start.elapsed().as_secs();
             let why = format!("it was killed by signal {signal} after {took} s");
             return Err(io::Error::new(io::ErrorKind::Interrupted, why));
         }

@@ -97,6 +97,16 @@ fn a_runtime_that_could_not_say_what_it_is_is_asked_again() {
 }
 
 #[test]
+fn a_program_that_fails_with_a_large_code_has_answered() {
+    let (_alone, reaper) = alone();
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo no such word; exit 255"]);
+    let limit = Limit::after(Duration::from_secs(60));
+    let (status, said) = reaper.answer(&mut command, limit).unwrap();
+    assert_eq!((status, &said[..]), (255, &b"no such word\n"[..]));
+}
+
+#[test]
 fn what_was_killed_at_its_limit_has_not_answered() {
     let (_alone, reaper) = alone();
     let limit = Limit::after(Duration::from_millis(200));

@@ -20,8 +20,9 @@ const BOOTED: &str = "/run/systemd/system";
 /// name as the kernel keeps.
 const LAST: &str = "systemd-shutdow";
 /// For how long it is asked. It answers in a few milliseconds; while the host goes down, with as
-/// many shims that ask as there were sandboxes, in seconds.
-const LIMIT: Duration = Duration::from_secs(20);
+/// many shims that ask as there were sandboxes, it may take seconds. But whoever deletes the container
+/// waits for it, Docker for two seconds.
+const LIMIT: Duration = Duration::from_secs(2);
 /// How often it is asked when it could not be reached, and after what time again.
 const TRIES: usize = 5;
 const AGAIN: Duration = Duration::from_millis(300);
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(says("echo stopping; exit 1"), Some(true));
         assert_eq!(says("echo running"), Some(false));
         assert_eq!(is_told(&reaper, "/nothing", &[]), Some(false));
-        assert_eq!(says("sleep 2.2; echo stopping; exit 1"), Some(true));
+        assert_eq!(says("sleep 1; echo stopping; exit 1"), Some(true));
         // Not reached at first, and killed.
         let dir = tempfile::tempdir().unwrap();
         let tried = dir.path().join("tried");

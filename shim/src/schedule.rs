@@ -103,6 +103,8 @@ struct Now {
     turn: u64,
     /// It is captured however long that takes.
     regardless: bool,
+    /// It is no turn if it is not captured.
+    in_vain: bool,
 }
 
 #[derive(Default)]
@@ -227,9 +229,18 @@ impl Schedule {
     pub(crate) fn turn_is_over(&self, turn: u64, over: Option<Instant>, regardless: bool) {
         let mut state = self.state();
         state.waits_since = over.or(state.waits_since);
-        state.now = Now { turn, regardless };
+        state.now = Now {
+            turn,
+            regardless,
+            in_vain: false,
+        };
         drop(state);
         self.held.send_modify(|held| held.ran_out = false);
+    }
+
+    /// What is looked at is no turn if it is not captured: that it waits is not told.
+    pub(crate) fn may_be_in_vain(&self) {
+        self.state().now.in_vain = true;
     }
 
     /// Waits until the sandbox may be frozen for a capture.
@@ -256,6 +267,7 @@ impl Schedule {
                     Answer::Go => return Ok(()),
                     Answer::Wait => {
                         if !std::mem::replace(&mut waits, true)
+                            && !now.in_vain
                             && let Some(tell) = self.queued.get()
                         {
                             tell(now.turn);

@@ -6,9 +6,11 @@
 //! Opened -> Captured -> the manifest is there -> the turn's record
 //!                                            ^ dies here
 //! ```
-//! The sandbox comes back as it was at the end of that turn, so its history has to have it.
+//! The sandbox comes back as it was at the end of that turn, so its history has to have it. What
+//! makes up for a turn that failed writes down no steps, as it may fail, too: of that nothing is known
+//! but what its checkpoint says.
 
-use crate::{JournalRecord, Manifest, ReadError, SandboxStore, Step, TurnRecord, lineage};
+use crate::{JournalRecord, Manifest, ReadError, SandboxStore, Step, Trigger, TurnRecord, lineage};
 
 /// What the record says of why.
 const REASON: &str = "its shim died when it was in the store and not yet in the journal";
@@ -34,14 +36,18 @@ fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRecord>
     let turn = manifest.turn;
     let mut opened = None;
     let mut captured = None;
+    let (mut has_run, mut has_steps) = (false, false);
     for record in records {
+        has_run |= matches!(record, JournalRecord::Began(_));
         match record {
-            JournalRecord::Turn(record) if record.turn == turn => return None,
+            // Of a later one: it is no longer what its sandbox was last.
+            JournalRecord::Turn(record) if record.turn >= turn => return None,
             JournalRecord::Step(step) if step.turn == turn => match &step.step {
                 // The number of one that came to nothing is used again.
                 Step::Opened { trigger, command } => {
-                    opened = Some((step.at_ms, trigger, command));
+                    opened = Some((step.at_ms, *trigger, command.clone()));
                     captured = None;
+                    has_steps = true;
                 }
                 Step::Captured { exit, .. } => captured = Some((step.at_ms, *exit)),
                 Step::Queued | Step::Other => {}
@@ -52,10 +58,15 @@ fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRecord>
             _ => {}
         }
     }
+    if has_run && !has_steps {
+        let at_ms = manifest.created_ms;
+        opened = Some((at_ms, Trigger::Retry, String::new()));
+        captured = Some((at_ms, None));
+    }
     let (began_ms, trigger, command) = opened?;
     let (ended_ms, exit) = captured?;
     let mut record = TurnRecord {
-        command: command.clone(),
+        command,
         began_ms,
         ended_ms,
         exit,
@@ -63,7 +74,7 @@ fn belated(records: &[JournalRecord], manifest: &Manifest) -> Option<TurnRecord>
         reason: REASON.into(),
         checkpoint: Some(turn),
         degraded: manifest.degraded.clone(),
-        ..TurnRecord::new(turn, *trigger)
+        ..TurnRecord::new(turn, trigger)
     };
     record.cost.bytes_stored = manifest.bytes_stored;
     record.cost.bytes_raw = manifest.bytes_raw;
@@ -75,7 +86,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Class, StepRecord, Trigger, TurnId};
+    use crate::{BeganRecord, Class, StepRecord, TurnId};
 
     fn manifest() -> Manifest {
         let digest = "0".repeat(64);
@@ -120,6 +131,27 @@ mod tests {
             ("make", Some(TurnId(2)))
         );
         assert_eq!(record.cost.bytes_stored, 7);
+    }
+
+    #[test]
+    fn what_made_up_for_a_turn_that_failed_is_known_by_its_checkpoint_alone() {
+        let began = JournalRecord::Began(BeganRecord {
+            at_ms: 1,
+            boot: String::new(),
+            turn: TurnId(0),
+            anew: true,
+        });
+        let ran = [
+            began,
+            JournalRecord::Turn(TurnRecord::new(TurnId(1), Trigger::Exec)),
+        ];
+        let record = belated(&ran, &manifest()).unwrap();
+        assert_eq!((record.turn, record.trigger), (TurnId(2), Trigger::Retry));
+        assert_eq!((record.began_ms, record.ended_ms), (30, 30));
+        assert_eq!(belated(&ran[1..], &manifest()), None, "it never ran here");
+        let later = JournalRecord::Turn(TurnRecord::new(TurnId(3), Trigger::Exec));
+        let passed = [&ran[..], &[later]].concat();
+        assert_eq!(belated(&passed, &manifest()), None);
     }
 
     #[test]

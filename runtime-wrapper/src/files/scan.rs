@@ -58,13 +58,19 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    /// There is nothing to be opened: the path leads to no such directory. Of a mount, that
-    /// another one hides it.
-    pub fn is_hidden(&self) -> bool {
-        let hidden = [libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::EXDEV];
+    /// It may well be opened in a moment: this process or the kernel had nothing left to do it
+    /// with. Anything else lasts: another mount hides it, or one that it is below of answers nobody.
+    pub fn may_pass(&self) -> bool {
+        let passing = [
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+            libc::EINTR,
+            libc::EAGAIN,
+        ];
         self.source
             .raw_os_error()
-            .is_some_and(|errno| hidden.contains(&errno))
+            .is_some_and(|errno| passing.contains(&errno))
     }
 
     pub(crate) fn new(path: &Path, errno: Errno) -> Self {

@@ -33,6 +33,8 @@ pub struct KeepAlive {
     args: Vec<String>,
     /// Nothing if it was not seen at rest.
     evidence: Option<Evidence>,
+    /// The newest look came to nothing.
+    unseen: bool,
 }
 
 /// How what holds a container open was found when it had come to rest.
@@ -82,6 +84,8 @@ const MAX_HELD: u64 = 16 << 20;
 /// For how long a look may take: what was woken has to be at rest again, and to stop when it is
 /// told to, which takes a processor that it may be denied for a second (`cpu.max`).
 const LOOK: Duration = Duration::from_secs(3);
+/// And one after a look that came to nothing: an init that somebody has stopped stays so.
+const ANOTHER: Duration = Duration::from_millis(100);
 /// The longest pause between two looks at whether it rests.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -93,6 +97,7 @@ impl KeepAlive {
             init,
             args: args.to_vec(),
             evidence: None,
+            unseen: false,
         })
     }
 
@@ -132,7 +137,7 @@ impl KeepAlive {
         if self.own(all).since(&evidence.seen).is_none() {
             return Ok(());
         }
-        let until = Instant::now() + LOOK;
+        let until = Instant::now() + if self.unseen { ANOTHER } else { LOOK };
         let mut unknown = None;
         let now = loop {
             let why = match self.found(cgroup, Some(&evidence.content), until) {
@@ -143,10 +148,13 @@ impl KeepAlive {
             // The last one would only say that the time is over.
             let first = unknown.get_or_insert(why);
             if Instant::now() > until {
-                return Err(Doubt::Unknown(mem::take(first)));
+                let why = mem::take(first);
+                self.unseen = true;
+                return Err(Doubt::Unknown(why));
             }
             thread::sleep(PAUSE);
         };
+        self.unseen = false;
         // One that catches signals can be told something by whoever sends one.
         let changed = match now.seen.iter().any(Process::catches_signals) {
             true => now.content.since(&evidence.content),

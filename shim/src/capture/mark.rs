@@ -11,7 +11,7 @@ use crab_runtime::{
     system_v::Objects,
 };
 
-use super::{Baseline, Capture, Taken, lack::Lack};
+use super::{Baseline, Capture, Taken, Wish, lack::Lack};
 
 /// What the next look compares with and owes: all that a look without a freeze moves on.
 #[derive(Clone, Default)]
@@ -50,7 +50,7 @@ impl Capture {
     /// has moved. What was known before takes back what was taken.
     pub(crate) fn take_running_only(&mut self) -> (Known, Result<Option<Taken>>) {
         let before = self.known.clone();
-        let taken = self.take_if(false, false);
+        let taken = self.take_if(false, Wish::Turn);
         (before, taken)
     }
 
@@ -58,5 +58,9 @@ impl Capture {
     /// a change may be fresher than before, which is as true.
     pub(crate) fn go_back(&mut self, before: Known) {
         self.known = before;
+        if self.keep_alive.is_some() {
+            // What that look could not tell of the init, the next one may.
+            self.doubt = None;
+        }
     }
 }

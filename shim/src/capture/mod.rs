@@ -59,6 +59,7 @@ pub(crate) use self::{
     baseline::Baseline,
     dump::{Purpose, can_dump, left_out},
     lasting::Lasting,
+    take::Wish,
     times::{Part, Times, Wall},
     verify::{MountDifference, Verification},
     warm::{Warm, same_processes},

@@ -64,11 +64,11 @@ pub(crate) fn images_of(mounts: &[Tmpfs]) -> Vec<TmpfsImage> {
 }
 
 impl Root {
-    /// Nothing where another mount hides it: the container cannot reach it either. Any other
-    /// error has the capture fail: it would lack the mount in silence.
+    /// Nothing where that lasts: another mount hides it, say, and the container cannot reach it
+    /// either. What may pass has the capture fail: it would lack the mount in silence.
     fn tmpfs(init: i32, at: &Path) -> Result<Option<Self>> {
         let scanner = match Scanner::mounted(init as u32, at) {
-            Err(error) if error.is_hidden() => {
+            Err(error) if !error.may_pass() => {
                 tracing::warn!(mount = %at.display(), %error, "not captured");
                 return Ok(None);
             }

@@ -21,6 +21,17 @@ use crate::{
     relevance::Verdict,
 };
 
+/// For whom it is looked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Nobody: a turn is over.
+    Turn,
+    /// Nobody either, but it is no turn unless something has changed: no change is ignored.
+    Everything,
+    /// Somebody means this very state: the same, and what is owed is tried for.
+    Asked,
+}
+
 /// What a look has found so far.
 pub(super) struct Look {
     /// When it began, but that waiting is no deciding: so much later.
@@ -91,17 +102,16 @@ pub(super) fn same_epoch(before: Option<&Effects>, after: Option<&Effects>) -> b
 }
 
 impl Capture {
-    /// Decides what the time since the newest capture needs, and takes it. With `whole`,
-    /// no change is ignored: somebody means this very state.
-    pub(crate) fn take(&mut self, whole: bool) -> Result<Taken> {
-        let taken = self.take_if(true, whole)?;
+    /// Decides what the time since the newest capture needs, and takes it.
+    pub(crate) fn take(&mut self, wish: Wish) -> Result<Taken> {
+        let taken = self.take_if(true, wish)?;
         taken.context("a capture that may freeze was refused a freeze")
     }
 
     /// The same; nothing if it needs a freeze and must not have one.
-    pub(super) fn take_if(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Taken>> {
+    pub(super) fn take_if(&mut self, may_freeze: bool, wish: Wish) -> Result<Option<Taken>> {
         crab_fault::at(Point::CaptureLook);
-        let looked = match self.observe(may_freeze, whole)? {
+        let looked = match self.observe(may_freeze, wish)? {
             None => return Ok(None),
             Some(Looked::Nothing(taken)) => return Ok(Some(*taken)),
             Some(Looked::Something(looked)) => looked,
@@ -126,7 +136,7 @@ impl Capture {
                 taken
             }
             Err(_) if !may_freeze => return Ok(None),
-            Err(look) => self.take_in_turn(look, set, whole)?,
+            Err(look) => self.take_in_turn(look, set, wish)?,
         };
         self.known.owed = false;
         self.known.reread = false;
@@ -135,18 +145,19 @@ impl Capture {
     }
 
     /// With a freeze, when the sandbox's turn has come.
-    fn take_in_turn(&mut self, mut look: Look, mut set: Set, whole: bool) -> Result<Taken> {
+    fn take_in_turn(&mut self, mut look: Look, mut set: Set, wish: Wish) -> Result<Taken> {
         let begun = Instant::now();
         self.wait_for_its_turn(&look, &set)?;
         let waited = begun.elapsed();
         if waited > SOON {
             // Mounts, mappings and processes may have come and gone since.
-            let Some(Looked::Something(again)) = self.observe(true, whole)? else {
+            let Some(Looked::Something(again)) = self.observe(true, wish)? else {
                 bail!("a look that is owed came to nothing");
             };
             let before = mem::replace(&mut look, again.look);
             set = again.set;
-            if before.half.needs_image() && !look.half.needs_image() {
+            // That one is owed is no reason beside another.
+            if before.half.needs_image() && (!look.half.needs_image() || look.owes_image) {
                 look.half = before.half;
                 look.owes_image = before.owes_image;
             }
@@ -160,7 +171,8 @@ impl Capture {
 
     /// What the time since the newest capture may have changed; nothing if a freeze is needed,
     /// and there must not be one.
-    fn observe(&mut self, may_freeze: bool, whole: bool) -> Result<Option<Looked>> {
+    fn observe(&mut self, may_freeze: bool, wish: Wish) -> Result<Option<Looked>> {
+        let whole = wish != Wish::Turn;
         let start = Instant::now();
         let now = self.effects();
         let moved = match (&self.known.base, &now) {
@@ -192,7 +204,7 @@ impl Capture {
                 half = ProcessHalf::Image("something was mounted or unmounted".into());
             } else if other_objects {
                 half = ProcessHalf::Image("System V IPC objects changed".into());
-            } else if let Some(why) = self.owed_image(whole) {
+            } else if let Some(why) = self.owed_image(wish == Wish::Asked) {
                 half = ProcessHalf::Image(why);
                 owes_image = true;
             }

@@ -2,7 +2,7 @@
 //! What came to nothing is tried again, though nothing else happens.
 //!
 //! ```text
-//! no checkpoint of a turn, or no image in it --2 s--> try --fails--> 4 s, 8 s, ... 60 s
+//! no checkpoint of a turn, or no image in it --2 s--> try --fails--> 4 s, 8 s, ... 60 s, ... 30 min
 //!                                              |        \--> a turn of its own, `retry`
 //!                                              +-- another turn begins: its end is looked at anyway
 //! ```
@@ -29,15 +29,22 @@ use super::{
 };
 use crate::phase::Phase;
 
-/// The pause before the first try, and the longest one.
+/// The pause before the first try; the longest one, and that between tries of what has failed often.
 const FIRST: Duration = Duration::from_secs(2);
-const LONGEST: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(1800);
+/// How often that is.
+const OFTEN: u32 = 10;
+/// In times that the last try took: the least pause.
+const SHARE: u32 = 20;
 
 /// The next try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Again {
     pub(super) at: Instant,
     pause: Duration,
+    /// How often it has failed.
+    tries: u32,
     /// What it takes, if the last one failed for want of room.
     room: Option<Room>,
 }
@@ -55,6 +62,15 @@ struct Room {
 const MORE: u64 = 1 << 20;
 
 impl Room {
+    /// So much has not been enough, whatever is said to be needed.
+    fn lacking(needed: u64, free: u64) -> Self {
+        let needed = match free >= needed {
+            true => free.saturating_add(MORE),
+            false => needed,
+        };
+        Self { needed, free }
+    }
+
     /// Whether it may be enough now that so much is free.
     fn may_do(self, free: u64) -> bool {
         free >= self.needed || free >= self.free.saturating_add(MORE)
@@ -69,12 +85,21 @@ fn free(store: &Path) -> u64 {
 impl Again {
     /// After one `before`, if there was one.
     fn after(before: Option<Self>, now: Instant) -> Self {
-        let pause = before.map_or(FIRST, |before| (before.pause * 2).min(LONGEST));
+        let tries = before.map_or(0, |before| before.tries) + 1;
+        let longest = if tries > OFTEN { LONGEST } else { LONG };
+        let pause = before.map_or(FIRST, |before| (before.pause * 2).min(longest));
         Self {
             at: now + pause,
             pause,
+            tries,
             room: None,
         }
+    }
+
+    /// There has been no try, for want of room.
+    fn put_off(&mut self, now: Instant) {
+        self.pause = (self.pause * 2).min(LONG);
+        self.at = now + self.pause;
     }
 }
 
@@ -88,7 +113,14 @@ impl Task {
     pub(super) fn owe_until_room(&mut self, needed: u64) {
         let free = free(&self.container.config.store);
         if let Some(again) = &mut self.again {
-            again.room = Some(Room { needed, free });
+            again.room = Some(Room::lacking(needed, free));
+        }
+    }
+
+    /// What failed took so long, for which the sandbox may have stood still.
+    pub(super) fn owe_after(&mut self, took: Duration) {
+        if let Some(again) = &mut self.again {
+            again.at = again.at.max(Instant::now() + took * SHARE);
         }
     }
 
@@ -136,9 +168,8 @@ impl Task {
         };
         let room = self.again.and_then(|again| again.room);
         if room.is_some_and(|room| !room.may_do(free(&self.container.config.store))) {
-            self.owe();
             if let Some(again) = &mut self.again {
-                again.room = room;
+                again.put_off(Instant::now());
             }
             return;
         }
@@ -148,10 +179,13 @@ impl Task {
             return;
         }
         let open = Open::new(history.next, Trigger::Retry, String::new(), Duration::ZERO);
+        let start = Instant::now();
         // What failed is told already.
-        if let Ok(done) = self.boundary(open, Way::Again).await {
-            let turn = done.turn.0;
-            self.tell(|status| status.turn = status.turn.max(turn));
+        if self.boundary(open, Way::Again).await.is_err() {
+            self.owe_after(start.elapsed());
+        }
+        if let Some(inside) = &mut self.inside {
+            inside.was_stopped();
         }
     }
 
@@ -186,20 +220,24 @@ mod tests {
             ..room
         };
         assert!(nearly.may_do(9 * MORE), "others have made room meanwhile");
+        // More is written than what was staged.
+        assert!(!Room::lacking(9 * MORE, 9 * MORE).may_do(9 * MORE));
+        assert!(Room::lacking(9 * MORE, 9 * MORE).may_do(10 * MORE));
         assert!(room.may_do(free(Path::new("/no/such/store"))));
     }
 
     #[test]
-    fn pauses_double_up_to_a_minute() {
+    fn pauses_double_up_to_a_minute_and_after_many_tries_to_half_an_hour() {
         let now = Instant::now();
         let mut again = None;
         let mut pauses = Vec::new();
-        for _ in 0..7 {
+        for _ in 0..16 {
             let next = Again::after(again, now);
             assert_eq!(next.at, now + next.pause);
             pauses.push(next.pause.as_secs());
             again = Some(next);
         }
-        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses[..7], [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses[8..], [60, 60, 120, 240, 480, 960, 1800, 1800]);
     }
 }

@@ -44,6 +44,16 @@ pub(super) struct Inside {
     pub(super) next: Instant,
 }
 
+impl Inside {
+    /// The sandbox stood still by no turn's doing: that its threads were woken is no work of an
+    /// agent's.
+    pub(super) fn was_stopped(&mut self) {
+        if self.went_on.is_none() {
+            self.at = None;
+        }
+    }
+}
+
 /// Whether more has happened than that somebody was woken.
 fn has_gone_on(before: &Progress, now: &Progress) -> bool {
     let ran = |(process, (ran, _)): (_, &(u64, u64))| {

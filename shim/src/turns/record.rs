@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     background,
-    capture::{Taken, Wall},
+    capture::{Taken, Wall, Wish},
     publish::{Publication, Published},
     sandbox::unix_ms,
     schedule::{End, NotNow},
@@ -59,6 +59,9 @@ impl Task {
         // A command is waited for by whoever gave it.
         let is_asked = way == Way::Last || open.trigger == Trigger::Manual;
         self.schedule.turn_is_over(open.turn.0, open.over, is_asked);
+        if way == Way::Again {
+            self.schedule.may_be_in_vain();
+        }
         self.collect(false).await;
         if is_asked {
             self.finish_pending_now().await;
@@ -84,8 +87,9 @@ impl Task {
                     let _in = span.entered();
                     let taken = match way {
                         Way::Initial => capture.take_initial(),
-                        Way::Turn | Way::Again => capture.take(false),
-                        Way::Last | Way::OnDemand => capture.take(true),
+                        Way::Turn | Way::Again => capture.take(Wish::Turn),
+                        Way::Last | Way::OnDemand if is_asked => capture.take(Wish::Asked),
+                        Way::Last | Way::OnDemand => capture.take(Wish::Everything),
                     };
                     (capture, taken)
                 })
@@ -274,8 +278,12 @@ impl Task {
                 record.cost.bytes_raw = published.manifest.bytes_raw;
                 history.version = Some(published.manifest);
                 let (checkpoint, bytes) = (record.checkpoint, record.cost.bytes_stored);
+                let retried = (record.trigger == Trigger::Retry).then_some(record.turn.0);
                 history.append(JournalRecord::Turn(record));
-                self.tell(|status| status.checkpoint = checkpoint);
+                self.tell(|status| {
+                    status.checkpoint = checkpoint;
+                    status.turn = status.turn.max(retried.unwrap_or(0));
+                });
                 self.retain(bytes);
                 self.settle_owed();
                 None
@@ -289,6 +297,7 @@ impl Task {
                 );
                 let kind = kind_of(&error);
                 self.give_up(record, &error, kind);
+                self.owe_after(pending.started.elapsed());
                 if kind == FailureKind::NoSpace {
                     self.owe_until_room(pending.bytes);
                 }
