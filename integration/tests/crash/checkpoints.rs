@@ -183,7 +183,9 @@ impl Dumper {
             signal(Signal::CONT)?;
             return Ok(false);
         }
-        signal(Signal::KILL)
+        // With the first, others of them may go.
+        signal(Signal::KILL)?;
+        Ok(true)
     }
 }
 
