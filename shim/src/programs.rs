@@ -111,6 +111,7 @@ impl Shelf {
                     io::ErrorKind::NotFound
                         | io::ErrorKind::ConnectionRefused
                         | io::ErrorKind::ConnectionReset
+                        | io::ErrorKind::BrokenPipe
                         | io::ErrorKind::UnexpectedEof
                 ) => {}
             Err(why) => {
