@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use crab_api::paths;
 use crab_config::Config;
 use crab_store::SandboxId;
+use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 
 use crate::criu_work::{CriuWork, Verb};
@@ -68,6 +69,16 @@ impl Directories {
     pub(crate) fn of_bundle(bundle: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(bundle.join(FILE)).ok()?).ok()
     }
+}
+
+/// How many bytes the file system at a path has free for its users; nothing if it cannot be
+/// asked. One in memory may have no size, and then all that there is.
+pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
+    let found = statvfs(path).ok()?;
+    Some(match found.f_blocks {
+        0 => u64::MAX,
+        _ => found.f_bavail.saturating_mul(found.f_frsize),
+    })
 }
 
 #[cfg(test)]

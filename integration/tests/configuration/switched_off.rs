@@ -114,9 +114,7 @@ fn without_the_inspector_turns_are_unobserved_and_right_and_no_program_is_loaded
     crab.turn_of(&new, Class::Processes, "true")?;
     // Its programs may take the kernel longer to check than that turn could wait.
     crab.wait_until_watched(&new)?;
-    let last = crab.last_turn(&new)?;
-    new.sh_ok("true")?;
-    crab.wait_for_turn_after(&new, last)?;
+    crab.turn(&new, &["true"])?.0.ok()?;
     crab.wait_until_observed(&old)?;
     for sandbox in [&old, &new] {
         let turn = crab.turn_of(sandbox, Class::Files, "echo 2 >/root/f")?;

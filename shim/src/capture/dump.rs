@@ -17,12 +17,11 @@ use crab_runtime::{
     procs::Set,
 };
 use crab_store::{ProcessEntry, command_line};
-use rustix::fs::statvfs;
 
 use super::{Capture, lack::Lack, mount_table};
 use crate::{
     container::INIT,
-    directories::Directories,
+    directories::{Directories, free_bytes},
     sandbox::{Container, make_private_dir},
     turns::criu_options,
 };
@@ -205,12 +204,8 @@ fn has_room(path: &Path, bytes: u64) -> bool {
     let needed = bytes
         .saturating_add(bytes / 8)
         .saturating_add(BESIDE_MEMORY);
-    let mut above = path.ancestors();
-    let found = above.find_map(|dir| statvfs(dir).ok());
-    found.is_none_or(|found| {
-        // One in memory may have no size.
-        found.f_blocks == 0 || found.f_bavail.saturating_mul(found.f_frsize) >= needed
-    })
+    let free = path.ancestors().find_map(free_bytes);
+    free.is_none_or(|free| free >= needed)
 }
 
 /// The largest file without a name that an image holds. CRIU's own limit is 1 MiB, less than
@@ -330,6 +325,8 @@ pub(super) fn entries(set: &Set) -> Vec<ProcessEntry> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::statvfs;
+
     use super::*;
 
     #[test]

@@ -21,13 +21,12 @@ use std::{
 };
 
 use crab_store::{Trigger, TurnId, WriteError};
-use rustix::fs::statvfs;
 
 use super::{
     record::Way,
     task::{History, Open, Task},
 };
-use crate::phase::Phase;
+use crate::{directories::free_bytes, phase::Phase};
 
 /// The pause before the first try; the longest one, and that between tries of what has failed often.
 const FIRST: Duration = Duration::from_secs(2);
@@ -79,7 +78,7 @@ impl Room {
 
 /// How many bytes are free there; if that is not known, it has to be tried.
 fn free(store: &Path) -> u64 {
-    statvfs(store).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    free_bytes(store).unwrap_or(u64::MAX)
 }
 
 impl Again {

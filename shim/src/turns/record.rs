@@ -295,12 +295,8 @@ impl Task {
                     error = why,
                     "checkpoint not published"
                 );
-                let kind = kind_of(&error);
-                self.give_up(record, &error, kind);
+                self.failed(record, &error, pending.bytes);
                 self.owe_after(pending.started.elapsed());
-                if kind == FailureKind::NoSpace {
-                    self.owe_until_room(pending.bytes);
-                }
                 Some(why)
             }
         }
@@ -308,25 +304,22 @@ impl Task {
 
     /// A turn was not captured: because that failed, or because it was not to be waited for.
     fn not_taken(&mut self, record: TurnRecord, error: &anyhow::Error) {
-        match error.downcast_ref::<NotNow>() {
-            None => {
-                let kind = kind_of(error);
-                self.give_up(record, error, kind);
-                if kind == FailureKind::NoSpace {
-                    // How much is not known.
-                    self.owe_until_room(u64::MAX);
-                }
-            }
-            Some(NotNow::GivenUp) => {
-                let why = NotNow::GivenUp.to_string();
-                self.schedule.end(record.turn.0, End::GivenUp, &why);
-                self.give_up(record, error, FailureKind::GivenUp);
-            }
-            Some(NotNow::Merged) => {
-                let why = NotNow::Merged.to_string();
-                self.schedule.end(record.turn.0, End::Void, &why);
-                self.give_up(record, error, FailureKind::Merged);
-            }
+        let (why, end, kind) = match error.downcast_ref() {
+            // How much room it takes is not known.
+            None => return self.failed(record, error, u64::MAX),
+            Some(why @ NotNow::GivenUp) => (why, End::GivenUp, FailureKind::GivenUp),
+            Some(why @ NotNow::Merged) => (why, End::Void, FailureKind::Merged),
+        };
+        self.schedule.end(record.turn.0, end, &why.to_string());
+        self.give_up(record, error, kind);
+    }
+
+    /// A capture or a publication failed, for which so many bytes of room surely suffice.
+    fn failed(&mut self, record: TurnRecord, error: &anyhow::Error, needed: u64) {
+        let kind = kind_of(error);
+        self.give_up(record, error, kind);
+        if kind == FailureKind::NoSpace {
+            self.owe_until_room(needed);
         }
     }
 
